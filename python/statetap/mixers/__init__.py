@@ -1,0 +1,11 @@
+"""What a transformers mixer calls, as a `MixerCall` in the package's standard names and layouts."""
+
+from .attention import AttentionCall as AttentionCall
+from .binding import missing as missing
+from .call import HeldCall as HeldCall
+from .call import MixerCall as MixerCall
+from .instrument import Instrumented as Instrumented
+from .instrument import Mixer as Mixer
+from .instrument import instrument as instrument
+from .routing import route_family as route_family
+from .spec import MixerSpec as MixerSpec

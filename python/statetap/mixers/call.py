@@ -1,0 +1,331 @@
+"""`MixerCall`: one kernel call held open while it is looked at and edited."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..errors import ArgumentError, Error
+from .layouts import DeltaRuleCall
+from .slots import ALL, Result, Rows, Snapshot, copy_of, take
+
+DEFAULT = "default"  # the backend that is the modeling file's own kernel
+
+
+@dataclass
+class ServedState:
+    """A state that was handed out to look at and to edit: editing it in place writes it."""
+
+    token: int
+    rows: tuple[int, int]
+    state: Tensor
+    stamp: Any  # of the call when it was served
+    written: bool = False
+
+    def __post_init__(self) -> None:
+        self.version = self.state._version
+
+    def take_edit(self) -> bool:
+        edited = self.state._version != self.version
+        self.version = self.state._version
+        return edited
+
+
+class HeldCall:
+    """What the parts of one call share: arguments, writes, and what was computed from them.
+
+    Results are computed when first asked for and dropped when an argument or a state changes.
+    """
+
+    def __init__(self, kernel: DeltaRuleCall, where: str, layer: int, backend: str) -> None:
+        self.kernel = kernel
+        self.where = where
+        self.layer = layer
+        self.backend = backend
+        self.batch, self.tokens, self.heads = kernel.expected_shape("values")[:3]
+        self.device = kernel.arguments["values"].given.device  # type: ignore[union-attr]
+        self.writes: list[ops.StateWrite] = []
+        self.served_states: list[ServedState] = []
+        self.snapshots: list[tuple[str, Snapshot]] = []
+        self.outputs, self.final_state = Result(), Result()
+        self.closed = False
+        self._computed: tuple[Any, ops.RecurrenceOutput] | None = None
+
+    @property
+    def edited(self) -> bool:
+        """Whether the model gets something else than it would have."""
+        self.collect_writes()
+        touched = any(argument.edited for argument in self.kernel.arguments.values())
+        return touched or bool(self.writes) or self.outputs.edited or self.final_state.edited
+
+    def result(self, trajectory: bool = False) -> ops.RecurrenceOutput:
+        """Outputs and final state (and the trajectory) of the call as it now stands."""
+        self.collect_writes()
+        if self._computed is not None:
+            then, result = self._computed
+            if then == self.stamp and (result.trajectory is not None or not trajectory):
+                return result
+        if self.backend == DEFAULT and not trajectory and not self.writes:
+            result = ops.RecurrenceOutput(*self.kernel.run_original())
+        else:
+            result = self.tap(ops.Taps(trajectory=True) if trajectory else None)
+        self._computed = self.stamp, result
+        return result
+
+    @property
+    def stamp(self) -> Any:
+        """Changes when what the results are computed from changes."""
+        return (*(argument.stamp for argument in self.kernel.arguments.values()), len(self.writes))
+
+    def tap(self, taps: ops.Taps | None) -> ops.RecurrenceOutput:
+        """The call as it now stands, run with these taps."""
+        self.collect_writes()
+        backend = "auto" if self.backend == DEFAULT else self.backend
+        return self.kernel.run(taps, self.writes, backend)
+
+    def state_after(self, token: int, rows: tuple[int, int], compute: Callable[[], Tensor]) -> Tensor:
+        """The served copy of a state: the same tensor as long as it is still what it shows."""
+        self.collect_writes()
+        for served in reversed(self.served_states):
+            if (served.token, served.rows) == (token, rows) and (served.written or served.stamp == self.stamp):
+                return served.state
+        state = copy_of(compute())
+        self.served_states.append(ServedState(token, rows, state, self.stamp))
+        return state
+
+    def write_state(self, token: int, rows: tuple[int, int], value: Tensor) -> None:
+        """The state after `token` is `value` for these rows; the latest write of a token wins."""
+        self.writes.append(ops.StateWrite(token, value, rows=list(range(*rows))))
+        for served in self.served_states:
+            if served.token == token:
+                served.written, served.stamp = False, None
+
+    def collect_writes(self) -> None:
+        """Served states that were edited in place become writes."""
+        for served in self.served_states:
+            if served.take_edit():
+                self.write_state(served.token, served.rows, served.state)
+                served.written = True
+
+    def close(self) -> Any:
+        """End the call: what the modeling file gets in the kernel's place."""
+        result = self.result()
+        self._refuse_dead_edits()
+        outputs = self.outputs.value(result.outputs)
+        final_state = self.final_state.value(result.final_state)
+        self.closed = True
+        self._computed = None
+        self.snapshots.clear()
+        self.served_states.clear()
+        return self.kernel.close(outputs, final_state)
+
+    def _refuse_dead_edits(self) -> None:
+        for name, snapshot in self.snapshots:
+            if snapshot.edited:
+                raise Error(
+                    f"{self.where}.{name} was edited in place, which cannot reach the model: it is computed from the call. "
+                    f"Write states with set_state_after(token, value), or clone() it before working on it."
+                )
+
+
+class MixerCall:
+    """One kernel call held open: its arguments and results, for some rows of the batch.
+
+    Everything can be read, written and edited in place in any order until the call closes; what is served
+    is a copy. `heads` are the value heads; queries and keys are repeated to them.
+
+    Attributes:
+        layer: index of the block.
+        queries, keys: `[rows, seq, heads, key_dim]`, before l2-norm and scale.
+        values: `[rows, seq, heads, value_dim]`.
+        decays: `[rows, seq, heads]`, Kimi `[rows, seq, heads, key_dim]`; log decay, fp32, <= 0.
+        betas: `[rows, seq, heads]`; write strength.
+        state_input: `[rows, heads, key_dim, value_dim]` fp32, or None on a fresh prompt.
+        head_outputs: `[rows, seq, heads, value_dim]`; each head's read.
+        state_output: `[rows, heads, key_dim, value_dim]` fp32; after the call's last token. Writing it changes
+            what is handed on, not this call's outputs.
+    """
+
+    recurrent = True
+
+    def __init__(self, held: HeldCall, rows: Rows = ALL) -> None:
+        self._held = held
+        self._rows = rows
+
+    def part(self, start: int, size: int) -> MixerCall:
+        """The same call, seen by the rows `start` to `start + size`."""
+        return MixerCall(self._held, slice(start, start + size))
+
+    @property
+    def layer(self) -> int:
+        return self._held.layer
+
+    @property
+    def closed(self) -> bool:
+        return self._held.closed
+
+    @property
+    def edited(self) -> bool:
+        """Whether the model gets something else than it would have."""
+        return self._held.edited
+
+    @property
+    def batch(self) -> int:
+        """How many rows this part has."""
+        return self._span[1] - self._span[0]
+
+    @property
+    def tokens(self) -> int:
+        return self._held.tokens
+
+    # -- arguments and results ---------------------------------------------------------------
+
+    def read(self, name: str) -> Tensor | None:
+        """An argument, `head_outputs` or `state_output`: a copy that may be edited in place."""
+        held = self._held
+        if name == "head_outputs":
+            return held.outputs.read(held.result().outputs, self._rows)
+        if name == "state_output":
+            return held.final_state.read(held.result().final_state, self._rows)
+        return held.kernel.arguments[name].read(self._rows)
+
+    def write(self, name: str, value: Tensor) -> None:
+        """Replace an argument, `head_outputs` or `state_output`, for these rows."""
+        held = self._held
+        if name in ("head_outputs", "state_output"):
+            result = held.result()
+            slot, computed = (
+                (held.outputs, result.outputs) if name == "head_outputs" else (held.final_state, result.final_state)
+            )
+            slot.write(computed, self._rows, self._checked(name, value, tuple(computed.shape), computed.dtype))
+            return
+        given = held.kernel.arguments[name].given
+        if given is None and self._rows != ALL:
+            raise ArgumentError(f"{name}: this call starts from no state, so it cannot be given one for some rows only")
+        dtype = torch.float32 if given is None else given.dtype
+        shape = held.kernel.expected_shape(name)
+        held.kernel.arguments[name].write(self._rows, self._checked(name, value, shape, dtype))
+
+    queries = property(lambda self: self.read("queries"), lambda self, x: self.write("queries", x))
+    keys = property(lambda self: self.read("keys"), lambda self, x: self.write("keys", x))
+    values = property(lambda self: self.read("values"), lambda self, x: self.write("values", x))
+    decays = property(lambda self: self.read("decays"), lambda self, x: self.write("decays", x))
+    betas = property(lambda self: self.read("betas"), lambda self, x: self.write("betas", x))
+    state_input = property(lambda self: self.read("state_input"), lambda self, x: self.write("state_input", x))
+    head_outputs = property(lambda self: self.read("head_outputs"), lambda self, x: self.write("head_outputs", x))
+    state_output = property(lambda self: self.read("state_output"), lambda self, x: self.write("state_output", x))
+
+    # -- states ------------------------------------------------------------------------------
+
+    @property
+    def trajectory(self) -> ops.Trajectory:
+        """Every state of these rows without loss: see `statetap.ops.Trajectory`."""
+        trajectory = self._held.result(trajectory=True).trajectory
+        assert trajectory is not None
+        return trajectory if self._rows == ALL else trajectory[self._rows]
+
+    def states(self, tokens: Any = None, heads: Any = None) -> Tensor:
+        """The states after `tokens` (default: all), `[rows, t, heads, key_dim, value_dim]`; read-only."""
+        return self._watched("states", self.trajectory.states(tokens, heads))
+
+    all_states = property(lambda self: self.states())
+
+    def state_after(self, token: int) -> Tensor:
+        """The state after `token` `[rows, heads, key_dim, value_dim]`: a copy; editing it in place writes it."""
+        token = self._token(token)
+        return self._held.state_after(token, self._span, lambda: self.trajectory.states([token])[:, 0])
+
+    def set_state_after(self, token: int, value: Tensor) -> None:
+        """Replace the state after `token`: its own output reads the new state, later tokens continue from it.
+
+        Args:
+            token: position in the call, negative from the end.
+            value: `[rows, heads, key_dim, value_dim]`, or without the leading axes, which broadcast.
+        """
+        held, token = self._held, self._token(token)
+        shape = held.kernel.expected_shape("state_input")
+        if isinstance(value, Tensor) and value.ndim < 4:
+            value = value.expand((self.batch, *shape[1:])) if _broadcasts(value, shape[1:]) else value
+        value = copy_of(self._checked("state", value, shape, torch.float32))
+        held.collect_writes()
+        held.write_state(token, self._span, value)
+
+    @property
+    def writes(self) -> Tensor:
+        """What each token wrote, `[rows, seq, heads, value_dim]`: the trajectory's updates; read-only."""
+        return self._watched("writes", self.trajectory.updates)
+
+    @property
+    def state_norms(self) -> Tensor:
+        """Frobenius norm of the state after every token, `[rows, seq, heads]`; read-only."""
+        return self._watched("state_norms", self.trajectory.norms())
+
+    @property
+    def effective_attention(self) -> tuple[Tensor, Tensor]:
+        """Exact weights `[rows, heads, seq, seq]` and remainder `[rows, seq, heads, value_dim]`; read-only."""
+        queries = take(self._held.kernel.reading_queries(), self._rows)
+        weights, remainder = self.trajectory.effective_attention(queries)
+        return self._watched("effective_attention", weights), self._watched("effective_attention", remainder)
+
+    def probe(self, probes: Tensor) -> Tensor:
+        """Reads of every state by `probes` `[P, K]`, `[heads, P, K]` or `[rows, seq, heads, P, K]`: `[rows, seq, heads, P, V]`."""
+        if isinstance(probes, Tensor) and probes.ndim == 5 and self._rows != ALL:
+            whole = probes.new_zeros((self._held.batch, *probes.shape[1:]))
+            whole[self._rows] = probes
+            probes = whole
+        reads = self._held.tap(ops.Taps(probes=probes)).reads
+        assert reads is not None
+        return self._watched("read", take(reads, self._rows))
+
+    def mask_padding(self, lengths: Tensor) -> None:
+        """Tokens at and after a row's length leave its state alone: decay 0, beta 0.
+
+        So `state_output` is the state after each row's own last token, with padding on the right.
+
+        Args:
+            lengths: `[rows]`, ints.
+        """
+        padding = torch.arange(self.tokens, device=lengths.device) >= lengths[:, None]
+        for name in ("decays", "betas"):
+            x = self.read(name)
+            assert x is not None
+            mask = padding.to(x.device).reshape(*padding.shape, *[1] * (x.ndim - 2))
+            self.write(name, x.masked_fill(mask, 0))
+
+    @property
+    def _span(self) -> tuple[int, int]:
+        return self._rows.indices(self._held.batch)[:2]
+
+    # -- checks ------------------------------------------------------------------------------
+
+    def _token(self, token: int) -> int:
+        tokens = self._held.tokens
+        if not -tokens <= token < tokens:
+            raise ArgumentError(f"token {token} is outside this call of layer {self.layer}, which has {tokens} tokens")
+        return token % tokens
+
+    def _watched(self, name: str, tensor: Tensor) -> Tensor:
+        self._held.snapshots.append((name, Snapshot(tensor)))
+        return tensor
+
+    def _checked(self, name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        shape = (self.batch, *shape[1:])
+        where = f"{self._held.where}.{name}"
+        if not isinstance(value, Tensor):
+            raise ArgumentError(f"{where}: got {type(value).__name__}, needs a tensor of shape {list(shape)}")
+        if tuple(value.shape) != shape:
+            raise ArgumentError(f"{where}: got shape {list(value.shape)}, needs {list(shape)}")
+        if value.device != self._held.device:
+            raise ArgumentError(f"{where}: got a tensor on {value.device}, and this layer is on {self._held.device}")
+        if torch.promote_types(value.dtype, dtype) != dtype and name not in ("state", "state_input", "state_output"):
+            raise ArgumentError(f"{where}: got {value.dtype}, and the model computes in {dtype}; cast it with .to({dtype})")
+        return value.to(dtype)
+
+
+def _broadcasts(value: Tensor, shape: tuple[int, ...]) -> bool:
+    tail = shape[len(shape) - value.ndim :]
+    return all(a in (1, b) for a, b in zip(value.shape, tail))

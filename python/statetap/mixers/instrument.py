@@ -1,0 +1,175 @@
+"""Instrumenting a loaded transformers model: whose kernels are dispatched, and who looks at the calls."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Callable, Iterator
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from ..errors import ArgumentError, Error, UnsupportedFamily
+from . import binding, current, packing, routing
+from .attention import AttentionCall
+from .call import HeldCall, MixerCall
+from .layouts import RULES
+from .spec import MixerSpec
+
+Observer = Callable[[Any], None]
+_instrumented: WeakKeyDictionary[nn.Module, Instrumented] = WeakKeyDictionary()
+
+
+def instrument(model: nn.Module, spec: MixerSpec, *, backend: str | None = None) -> Instrumented:
+    """Mark the mixers of `model` and dispatch their kernels; a model that is instrumented already is returned as it is.
+
+    Args:
+        model: a loaded transformers model of the family.
+        spec: the family's mixer, `family.mixer`.
+        backend: "auto", "torch", ..., or "default" for the modeling file's own kernels; None follows the family.
+
+    Raises:
+        UnsupportedFamily: a kernel name of the table is missing from the installed modeling file, or not called.
+    """
+    found = _instrumented.get(model)
+    if found is None:
+        found = _instrumented[model] = Instrumented(model, spec)
+    if backend is not None:
+        found.route(backend)
+    return found
+
+
+class Instrumented:
+    """A model whose kernel calls can be watched.
+
+    Attributes:
+        layers: block index -> its recurrent `Mixer`.
+        attentions: block index -> its softmax `Mixer`.
+        text_model: the module that runs the blocks; takes `input_ids`, has no language-model head.
+        forwards: how many forwards of the model have begun.
+    """
+
+    def __init__(self, model: nn.Module, spec: MixerSpec) -> None:
+        self.spec = spec
+        self.backend: str | None = None
+        self.forwards = 0
+        self.observers: list[Observer] = []
+        self.layers: dict[int, Mixer] = {}
+        self.attentions: dict[int, Mixer] = {}
+        self._handles: list[Any] = []
+        self._bound: list[tuple[ModuleType, tuple[str, ...]]] = []
+        path = self._mark(model)
+        self.text_model = model.get_submodule(path)
+        self._handles.append(model.register_forward_pre_hook(self._count_forward))
+        self._handles.append(self.text_model.register_forward_pre_hook(packing.refuse, with_kwargs=True))
+
+    def _mark(self, model: nn.Module) -> str:
+        """Mark every mixer, bind what they call; the path of the module that holds the blocks."""
+        spec, path = self.spec, ""
+        for name, module in model.named_modules():
+            kind = type(module).__name__
+            if kind not in (spec.mixer, spec.attention):
+                continue
+            block = re.match(r"(?:(.*)\.)?[^.\d]+\.(\d+)\.", name + ".")
+            if block is None:
+                continue
+            path, index = block.group(1) or "", int(block.group(2))
+            recurrent = kind == spec.mixer
+            mixer = Mixer(self, module, name, index, recurrent)
+            (self.layers if recurrent else self.attentions)[index] = mixer
+            self._handles += mixer.handles
+        if not self.layers:
+            raise UnsupportedFamily(f"{type(model).__name__} has no {spec.mixer}: it is not of the family of {spec.modeling}")
+        self._bind(next(iter(self.layers.values())).module, spec.mixer, spec.kernels)
+        if self.attentions and spec.attention is not None:
+            self._bind(next(iter(self.attentions.values())).module, spec.attention, (spec.attention_kernel,))
+        return path
+
+    def _bind(self, mixer: nn.Module, name: str, kernels: tuple[str, ...]) -> None:
+        module = sys.modules[type(mixer).__module__]
+        binding.check(module, name, kernels, self.spec.versions)
+        binding.bind(module, kernels)
+        self._bound.append((module, kernels))
+
+    def _count_forward(self, *_: Any) -> None:
+        self.forwards += 1
+
+    def route(self, backend: str | None) -> None:
+        """Choose the backend of this model: "auto", a backend's name, "default" for the original kernels, None for the family's."""
+        self.backend = None if backend is None else routing.checked(backend)
+
+    @contextmanager
+    def watching(self, observer: Observer) -> Iterator[None]:
+        """Call `observer(call)` with every kernel call of the model, before the call closes."""
+        self.observers.append(observer)
+        try:
+            yield
+        finally:
+            self.observers.remove(observer)
+
+    def remove(self) -> None:
+        """Put everything back."""
+        for handle in self._handles:
+            handle.remove()
+        for module, names in self._bound:
+            binding.unbind(module, names)
+        self._handles, self._bound = [], []
+        for model, instrumented in list(_instrumented.items()):
+            if instrumented is self:
+                del _instrumented[model]
+
+
+class Mixer:
+    """One marked mixer: stands as current while its forward runs, and opens its kernel calls."""
+
+    def __init__(self, owner: Instrumented, module: nn.Module, path: str, layer: int, recurrent: bool) -> None:
+        self.owner = owner
+        self.module = module
+        self.path = path
+        self.layer = layer
+        self.recurrent = recurrent
+        self._edited = False  # whether the last call was
+        self.handles = [
+            module.register_forward_pre_hook(lambda *_: current.enter(self)),
+            module.register_forward_hook(lambda *_: current.leave(), always_call=True),
+        ]
+
+    def call_kernel(self, name: str, original: Callable, args: tuple, kwargs: dict) -> Any:
+        """Run one kernel call for the mixer's forward: open it, show it, close it."""
+        with current.standing_aside():
+            call, close = self._open(original, args, kwargs)
+            if _recomputing():
+                if self._edited:
+                    raise Error(
+                        f"layer {self.layer}: gradient checkpointing recomputes a call that was edited in the trace; "
+                        "switch it off with gradient_checkpointing_disable()"
+                    )
+                return close()
+            for observer in list(self.owner.observers):
+                observer(call)
+            self._edited = call.edited
+            return close()
+
+    def _open(self, original: Callable, args: tuple, kwargs: dict) -> tuple[Any, Callable[[], Any]]:
+        if not self.recurrent:
+            attention = AttentionCall(original, self.layer, args, kwargs)
+            return attention, attention.close
+        backend = self.owner.backend or routing.of_family(self.owner.spec)
+        kernel = RULES[self.owner.spec.rule](original, *args, **kwargs)
+        held = HeldCall(kernel, f"layers[{self.layer}].linear_attn", self.layer, backend)
+        return MixerCall(held), held.close
+
+
+def _recomputing() -> bool:
+    """Whether we are inside a backward pass: gradient checkpointing runs a layer's forward again there."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def layers_of(model: nn.Module) -> dict[int, str]:
+    """Block index -> path of its mixer, for a model that is instrumented."""
+    if model not in _instrumented:
+        raise ArgumentError(f"model: {type(model).__name__} is not instrumented")
+    return {index: mixer.path for index, mixer in _instrumented[model].layers.items()}

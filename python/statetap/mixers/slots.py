@@ -1,0 +1,124 @@
+"""What a held call serves: copies that may be edited in place, and how an edit is noticed.
+
+Everything served is a copy of ours, so nothing that the user keeps changes later and nothing that the
+op saved for backward is edited. torch counts the in-place edits of a tensor and of all its views
+(`_version`), so an edit is a count that moved; no hook, no proxy.
+"""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import torch
+from torch import Tensor
+
+Rows = slice  # rows of the batch: slice(None) or slice(start, stop)
+ALL = slice(None)
+
+
+def copy_of(x: Tensor) -> Tensor:
+    """A copy whose edits are counted: inference tensors have no count, so the copy is an ordinary one."""
+    if not torch.is_inference_mode_enabled():
+        return x.clone()
+    with torch.inference_mode(False):
+        return x.clone()
+
+
+def take(x: Tensor, rows: Rows) -> Tensor:
+    return x if rows == ALL else x[rows]
+
+
+def put(x: Tensor, rows: Rows, value: Tensor) -> Tensor:
+    """`x` with `rows` replaced, as a new tensor: earlier views of `x` keep what they show."""
+    if rows == ALL:
+        return copy_of(value)
+    return torch.cat([x[: rows.start], value, x[rows.stop :]])
+
+
+class Argument:
+    """One argument of a call: what the model passed, or the served copy once that was edited."""
+
+    def __init__(self, given: Tensor | None, serve: Callable[[Tensor], Tensor] = copy_of) -> None:
+        self.given = given
+        self._serve = serve
+        self._copy: Tensor | None = None
+        self._clean = 0  # version of the copy when it was made
+        self._assigned = 0
+
+    def read(self, rows: Rows = ALL) -> Tensor | None:
+        """The copy to look at and to edit, `rows` of it."""
+        if self._copy is None and self.given is not None:
+            self._copy = self._serve(self.given)
+            self._clean = self._copy._version
+        return None if self._copy is None else take(self._copy, rows)
+
+    def write(self, rows: Rows, value: Tensor) -> None:
+        whole = self.read()
+        self._copy = put(value if whole is None else whole, ALL if whole is None else rows, value)
+        self._assigned += 1
+
+    @property
+    def edited(self) -> bool:
+        return self._copy is not None and (self._assigned > 0 or self._copy._version != self._clean)
+
+    @property
+    def stamp(self) -> tuple[int, int] | None:
+        """Changes when the value that the op must get changes."""
+        return (self._assigned, self._copy._version) if self.edited else None  # type: ignore[union-attr]
+
+    @property
+    def value(self) -> Tensor | None:
+        """What the op gets: the model's own tensor as long as nothing was edited."""
+        return self._copy if self.edited else self.given
+
+
+class Result:
+    """A result that may be edited. What was edited stays; the rest follows when the call is computed anew."""
+
+    def __init__(self) -> None:
+        self._computed: Tensor | None = None
+        self._copy: Tensor | None = None
+        self._clean = 0
+        self._kept: Tensor | None = None  # bool: positions that are the user's
+
+    def read(self, computed: Tensor, rows: Rows = ALL) -> Tensor:
+        return take(self._rebase(computed), rows)
+
+    def write(self, computed: Tensor, rows: Rows, value: Tensor) -> None:
+        copy = self._rebase(computed)
+        kept = torch.zeros_like(copy, dtype=torch.bool) if self._kept is None else self._kept.clone()
+        kept[rows] = True
+        self._copy, self._kept = put(copy, rows, value), kept
+        self._clean = self._copy._version
+
+    def value(self, computed: Tensor) -> Tensor:
+        """What the model gets: what was computed, with the user's edits."""
+        return computed if self._copy is None else self._rebase(computed)
+
+    @property
+    def edited(self) -> bool:
+        return self._kept is not None or (self._copy is not None and self._copy._version != self._clean)
+
+    def _rebase(self, computed: Tensor) -> Tensor:
+        if self._computed is computed:
+            return self._copy  # type: ignore[return-value]
+        if self.edited:
+            kept = self._copy != self._computed
+            self._kept = kept if self._kept is None else kept | self._kept
+            self._copy = torch.where(self._kept, self._copy, computed)  # type: ignore[arg-type]
+        else:
+            self._copy = copy_of(computed)
+        self._computed, self._clean = computed, self._copy._version
+        return self._copy
+
+
+class Snapshot:
+    """A copy that is served to be read only: an edit of it would go nowhere, so it is noticed."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._clean = tensor._version if not tensor.is_inference() else None
+
+    @property
+    def edited(self) -> bool:
+        return self._clean is not None and self.tensor._version != self._clean

@@ -1,0 +1,156 @@
+"""The chunked delta rule in torch: parallel over batch, heads and chunks, one step a chunk across them.
+
+With S0 the state entering a chunk and Gamma the decay between two of its tokens (DeltaNet, arXiv:2406.06484, section 3;
+Gated DeltaNet, arXiv:2412.06464, section 3.3):
+
+    M = (I + tril(diag(beta) K K^T o Gamma, -1))^-1      by substitution
+    U = M diag(beta) (V - (pre o K) S0)                  what the tokens write
+    S1 = tot o S0 + (suf o K)^T U                        the next chunk's entering state
+    O = (pre o Q) S0 + tril(Q K^T o Gamma) U             what they read
+
+pre, suf and tot are the decays from the chunk's start, to its end, and over all of it. For Kimi (a decay per key
+channel) Gamma sits inside the products over key channels: `decay.decayed_products`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from . import decay, reference
+from .call import DeltaCall, Prepared, Writes, prepare
+from .pieces import ChunkTable
+from .reference import repeat_heads
+
+
+@dataclass
+class Core:
+    """What the recurrence leaves behind; everything else is computed from it.
+
+    outputs: `[B, T, Hv, V]`; final_state: `[sequences, Hv, K, V]`; entering: `[N, Hv, K, V]`, by chunk;
+    updates: `[B, T, Hv, V]`.
+    """
+
+    outputs: Tensor
+    final_state: Tensor
+    entering: Tensor
+    updates: Tensor
+
+
+@dataclass
+class Chunks:
+    """Keys and decays of every chunk: `[N, H, C, K]`, and `[N, H, C, 1]` or `[N, H, C, K]`."""
+
+    k: Tensor
+    g: Tensor
+
+    @classmethod
+    def of(cls, keys: Tensor, g: Tensor, table: ChunkTable) -> Chunks:
+        """From keys `[B, T, Hk, K]` and log decays `[B, T, Hv, 1 or K]`."""
+        return cls(table.split(repeat_heads(keys, g.shape[2])), table.split(g))
+
+    @property
+    def per_channel(self) -> bool:
+        return self.g.shape[-1] > 1 or self.k.shape[-1] == 1
+
+    def products(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        """x_i . k_j with the decay from j to i, for j <= i: `[N, H, C, C]` for each x `[N, H, C, K]`."""
+        if self.per_channel:
+            return decay.decayed_products(rows, self.k, self.g)
+        gamma = decay.to_each(self.g)
+        keys = self.k.transpose(-1, -2)
+        return [x @ keys * gamma for x in rows]
+
+
+def run(call: DeltaCall) -> tuple[Prepared, Core]:
+    """The whole call, on one of two ways: a decode step needs no chunks."""
+    p = prepare(call)
+    if call.v.shape[1] == 1 and call.table.plain:
+        return p, _one_token(p)
+    return p, scan(p, call.table, call.writes)
+
+
+def _one_token(p: Prepared) -> Core:
+    heads = p.v.shape[2]
+    q, k = (repeat_heads(x, heads)[:, 0] for x in (p.q, p.k))
+    state, update, output = reference.step(p.state, q, k, p.v[:, 0], p.g[:, 0], p.beta[:, 0])
+    return Core(output[:, None], state, p.state, update[:, None])
+
+
+def scan(p: Prepared, table: ChunkTable, writes: Writes | None = None) -> Core:
+    """The chunked algorithm."""
+    if not table.chunks:
+        return Core(torch.zeros_like(p.v), p.state.clone(), p.state[:0], torch.zeros_like(p.v))
+    chunks = Chunks.of(p.k, p.g, table)
+    q = table.split(repeat_heads(p.q, p.v.shape[2]))
+    v, beta = table.split(p.v), table.split(p.beta[..., None])
+    pre = decay.from_start(chunks.g)
+    kk, qk = chunks.products([chunks.k * beta, q])
+    written, seen = solve(kk, v * beta, chunks.k * pre * beta)
+    entering, updates, final_state = _across(chunks, written, seen, p.state, table, writes)
+    outputs = torch.baddbmm(_flat(qk) @ _flat(updates), _flat(q * pre), _flat(entering)).view_as(v)
+    outputs = reread(table.join(outputs), p.q, entering, table, None if writes is None else writes.heads)
+    return Core(outputs, final_state, entering, table.join(updates))
+
+
+def solve(kk: Tensor, *rights: Tensor) -> list[Tensor]:
+    """(I + tril(kk, -1))^-1 applied to each of `rights`, by substitution."""
+    widths = [x.shape[-1] for x in rights]
+    solved = torch.linalg.solve_triangular(kk, torch.cat(rights, -1), upper=False, unitriangular=True)
+    return list(solved.split(widths, -1))
+
+
+def _across(
+    chunks: Chunks, written: Tensor, seen: Tensor, initial: Tensor, table: ChunkTable, writes: Writes | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The serial part. U = written - seen S0 and S1 = tot o S0 + (suf o K)^T U, one chunk of each sequence at a time."""
+    suffix = (chunks.k * decay.to_end(chunks.g)).transpose(-1, -2)
+    total = chunks.g.sum(-2).exp()[..., None]  # [N, H, 1 or K, 1]
+    state = initial[table.order] if table.order != list(range(table.sequences)) else initial
+    done, entering, updates, first = [], [], [], 0
+    for active in table.active:
+        if active < state.shape[0]:
+            done.append(state[active:])
+            state = state[:active]
+        now = slice(first, first + active)
+        state = _written_over(state, table, now, writes)
+        update = written[now] - seen[now] @ state
+        entering.append(state)
+        updates.append(update)
+        state = total[now] * state + suffix[now] @ update
+        first += active
+    final = torch.cat([state, *reversed(done)]) if done else state
+    if table.order != list(range(table.sequences)):
+        final = final[torch.tensor(table.order, device=final.device).argsort()]
+    return torch.cat(entering), torch.cat(updates), final
+
+
+def _written_over(state: Tensor, table: ChunkTable, now: slice, writes: Writes | None) -> Tensor:
+    """The entering states of some chunks, with the states that were written in their place."""
+    if writes is None:
+        return state
+    here = [(i, chunk.write) for i, chunk in enumerate(table.chunks[now]) if chunk.write >= 0]
+    if not here:
+        return state
+    place, write = torch.tensor(here, device=state.device).unbind(1)
+    mask = writes.heads.to(state.device)[write][..., None, None]
+    return state.index_copy(0, place, torch.where(mask, writes.values.to(state)[write], state[place]))
+
+
+def reread(outputs: Tensor, q: Tensor, entering: Tensor, table: ChunkTable, heads: Tensor | None) -> Tensor:
+    """A token whose state was written reads the written one: that is the state entering the next chunk.
+
+    outputs: `[B, T, Hv, V]`; q: `[B, T, Hk, K]`; entering: `[N, Hv, K, V]`; heads: `[cuts, Hv]` bool, the written ones.
+    """
+    if heads is None:
+        return outputs
+    where = tuple(torch.tensor(x, device=outputs.device) for x in zip(*table.cuts))
+    read = reference.read(entering[table.after_cut], repeat_heads(q[where], outputs.shape[2]))
+    return outputs.index_put(where, torch.where(heads.to(outputs.device)[..., None], read, outputs[where]))
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.flatten(0, 1)

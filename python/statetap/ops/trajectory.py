@@ -1,0 +1,137 @@
+"""`Trajectory`: every state of a call without loss, and what can be computed from it.
+
+Every write is rank one, so the keys, the updates and the decays, with a state every 64 tokens, hold all of the states:
+at key_dim = value_dim = 128 in a thirty-second of their size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor
+
+from . import after
+from .pieces import ChunkTable, chunk_table
+from .precision import exact
+
+
+@dataclass(eq=False)
+class Trajectory:
+    """States of a call by what made them. It has its own storage and outlives the call's tensors.
+
+    Attributes:
+        chunk_states: `[B, n, Hv, K, V]`, the state entering each chunk; the first is the initial state.
+        keys: `[B, T, Hk, K]` as the rule used them (normalised).
+        updates: `[B, T, Hv, V]`, what each token wrote: `S_t = decay o S_{t-1} + k_t u_t^T`.
+        decays: `[B, T, Hv]` or `[B, T, Hv, K]`, log decays.
+        betas: `[B, T, Hv]`.
+        chunk_starts: `[B, n]` int64, first token of each chunk; a row with fewer chunks is padded with T.
+        written: `[B, n, Hv]` bool, whether that entering state was written (by `StateWrite`).
+        final_state: `[B, Hv, K, V]`; packed: `[sequences, Hv, K, V]`.
+        cu_seqlens: `[sequences + 1]` int64 on the CPU if the row is packed, else None.
+    """
+
+    chunk_states: Tensor
+    keys: Tensor
+    updates: Tensor
+    decays: Tensor
+    betas: Tensor
+    chunk_starts: Tensor
+    written: Tensor
+    final_state: Tensor
+    cu_seqlens: Tensor | None = None
+
+    # -- states and what is read from them ---------------------------------------------------
+
+    @exact
+    def states(self, tokens: Any = None, heads: Sequence[int] | None = None) -> Tensor:
+        """The states after `tokens`, `[B, t, Hv, K, V]`, or `[n, Hv, K, V]` for a mask.
+
+        Args:
+            tokens: None for all, "all", ints, a slice, or a bool mask `[B, T]`; negative ints count from the end.
+            heads: value heads; default all.
+        """
+        return after.states(self, tokens, heads)
+
+    def state_after(self, token: int) -> Tensor:
+        """The state after `token`, `[B, Hv, K, V]`."""
+        return self.states([token])[:, 0]
+
+    @exact
+    def norms(self, heads: Sequence[int] | None = None) -> Tensor:
+        """Frobenius norm of the state after every token, `[B, T, Hv]`; no state is formed for a decay per head."""
+        return after.norms(self, heads)
+
+    @exact
+    def read(self, queries: Tensor) -> Tensor:
+        """`S_t^T q_t` for queries `[B, T, Hk or Hv, K]` as the rule uses them (normalised, scaled): `[B, T, Hv, V]`."""
+        return after.read(self, queries)
+
+    @exact
+    def effective_attention(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """The attention pattern of the layer, exact, erasures included.
+
+        The rule is linear in the values: `o_t = sum_j C[t, j] v_j` plus what initial and written states give, with
+
+            C = (Q K^T o Gamma) (I + tril(diag(beta) K K^T o Gamma, -1))^-1 diag(beta)
+
+        Args:
+            queries: `[B, T, Hk or Hv, K]` as the rule uses them (normalised, scaled).
+
+        Returns:
+            weights `[B, Hv, T, T]`, lower triangular, and remainder `[B, T, Hv, V]`.
+        """
+        return after.effective_attention(self, queries)
+
+    # -- as a container ----------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Rows."""
+        return self.updates.shape[0]
+
+    def __getitem__(self, rows: int | slice) -> Trajectory:
+        """Some rows, as views. A packed trajectory is one row."""
+        if isinstance(rows, int):
+            n = rows if rows >= 0 else rows + len(self)
+            if not 0 <= n < len(self):
+                raise IndexError(f"row {rows} of a trajectory of {len(self)} rows")
+            rows = slice(n, n + 1)
+        if self.cu_seqlens is not None:
+            return replace(self) if len(range(*rows.indices(1))) else self._map(lambda x: x[:0])
+        return self._map(lambda x: x[rows])
+
+    def to(self, *args: Any, **kwargs: Any) -> Trajectory:
+        """As `Tensor.to`; a dtype is applied to the fields that are floating point."""
+        device_only = torch.empty(0).to(*args, **kwargs).device if args or kwargs else None
+        return self._map(lambda x: x.to(*args, **kwargs) if x.is_floating_point() else x.to(device_only))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all fields."""
+        return sum(x.numel() * x.element_size() for x in self.fields().values())
+
+    def fields(self) -> dict[str, Tensor]:
+        """The tensors by name, for storing; `from_fields` is the inverse."""
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: x for name, x in named.items() if x is not None}
+
+    @classmethod
+    def from_fields(cls, tensors: dict[str, Tensor]) -> Trajectory:
+        """From what `fields` gave."""
+        return cls(**tensors)
+
+    def _map(self, f: Any) -> Trajectory:
+        own = {name: f(x) for name, x in self.fields().items() if name != "cu_seqlens"}
+        return replace(self, **own)
+
+    def table(self) -> ChunkTable:
+        """The chunks, as the call that made this cut them."""
+        batch, tokens = self.updates.shape[:2]
+        bounds = None if self.cu_seqlens is None else tuple(self.cu_seqlens.tolist())
+        cuts: list[tuple[int, int]] = []
+        if self.written.numel() and bool(self.written.any()):
+            row, column = self.written.any(-1).nonzero(as_tuple=True)
+            cuts = sorted(zip(row.tolist(), (self.chunk_starts[row, column] - 1).tolist()))
+        return chunk_table(batch, tokens, bounds, tuple(cuts))

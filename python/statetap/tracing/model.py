@@ -1,0 +1,213 @@
+"""`StandardizedTransformer`: a transformers checkpoint under standard names, its recurrent states included."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from nnsight.intervention.interleaver import Interleaver as NnsightInterleaver
+from nnsight.modeling.tp import TPFragments
+from nnsight.modeling.transformers import TransformersModel
+from torch import Tensor, nn
+
+from .. import families
+from ..errors import ArgumentError, Error, UnsupportedFamily
+from ..mixers import current, instrument, route_family
+from ..mixers.routing import checked
+from .envoys import CALL, CallEnvoy, Layer, LinearAttention, Mlp, SelfAttention
+from .loops import Tracer
+from .order import check_in_time, location
+
+_PARTS: dict[str, type] = {"self_attn": SelfAttention, "linear_attn": LinearAttention, "mlp": Mlp}
+
+
+class Interleaver(NnsightInterleaver):
+    """nnsight's. A block of the trace that runs in the middle of a mixer's forward is nobody's mixer."""
+
+    def handle(self, provider: str, value: Any) -> Any:
+        if provider not in self.parked:
+            return super().handle(provider, value)
+        with current.standing_aside():
+            return super().handle(provider, value)
+
+
+class StandardizedTransformer(TransformersModel):
+    """A hybrid language model for tracing and editing, on nnsight's `TransformersModel`.
+
+    Args:
+        model: a Hugging Face id, a folder, or a loaded transformers module.
+        device: "cpu", "cuda", "cuda:1", ...; default what transformers chooses.
+        dtype: e.g. `torch.bfloat16`; default the checkpoint's.
+        backend: "auto", "torch", "reference", or "default" for transformers' own kernels.
+        family: a family's name or module, where it cannot be told from the configuration.
+        **kwargs: nnsight's and `from_pretrained`'s: `attn_implementation`, `revision`, `tokenizer`,
+            `task="image-text-to-text"` for the multimodal wrapper, ...
+
+    Raises:
+        UnsupportedFamily: no family for this checkpoint, or the installed transformers lacks its kernels.
+        ArgumentError: a backend or device that does not exist.
+
+    Example:
+        >>> model = StandardizedTransformer("Qwen/Qwen3.5-0.8B")
+        >>> with model.trace("The Eiffel Tower is in the city of"):
+        ...     states = model.layers[0].linear_attn.states.save()
+    """
+
+    def __init__(
+        self,
+        model: str | nn.Module,
+        *,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | str | None = None,
+        backend: str = "auto",
+        family: str | ModuleType | None = None,
+        **kwargs: Any,
+    ) -> None:
+        checked(backend)
+        loaded = isinstance(model, nn.Module)
+        if not loaded:
+            kwargs.setdefault("task", "text-generation")
+        # in __dict__ at once: an envoy looks up an attribute that it lacks on its module
+        self.__dict__["family"] = families.module_of(family or _configuration(model, kwargs))
+        if device is not None:
+            kwargs["device"] = torch.device(device)
+        if dtype is not None:
+            kwargs["dtype"] = dtype
+        family_ = self.family.FAMILY
+        parts = {getattr(family_, part): cls for part, cls in _PARTS.items()}
+        kwargs["envoys"] = {**{name: cls for name, cls in parts.items()}, "layers.*": Layer}
+        kwargs["interleaver"] = Interleaver(fragments=TPFragments())
+        self._forwards = 0
+        super().__init__(str(model) if not loaded else model, dispatch=True, **kwargs)
+        self._instrument(backend)
+
+    def _instrument(self, backend: str) -> None:
+        """Mark the mixers, give every block its standard names, and listen to the kernel calls."""
+        family = self.family.FAMILY
+        self._instrumented = instrument(self._module, family.mixer, backend=None if backend == "auto" else backend)
+        self._instrumented.observers.append(self._deliver)
+        self._module.register_forward_pre_hook(self._count_forward)
+        path = next(n for n, m in self._module.named_modules() if m is self._instrumented.text_model)
+        self._text = self.get(path) if path else self
+        self._blocks = self._text.get("layers")
+        self._calls: dict[tuple[int, bool], CallEnvoy] = {}
+        for index, layer in enumerate(self._blocks):
+            for part in _PARTS:
+                child = layer._child_map.get(getattr(family, part))
+                object.__setattr__(layer, part, child)
+                if isinstance(child, CallEnvoy):
+                    self._calls[index, part == "linear_attn"] = child
+
+    # -- running -----------------------------------------------------------------------------
+
+    def trace(self, *inputs: Any, **kwargs: Any) -> Any:
+        """nnsight's `trace`, with a `tracer.iter` that also walks tokens."""
+        kwargs.setdefault("tracer_cls", Tracer)
+        return super().trace(*inputs, **kwargs)
+
+    def interleave(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """nnsight's driver of a run."""
+        self._forwards = 0
+        return super().interleave(fn, *args, **kwargs)
+
+    def _count_forward(self, *_: Any) -> None:
+        if self.interleaver.interleaving:
+            self._forwards += 1
+
+    def _deliver(self, call: Any) -> None:
+        """Serve a mixer's kernel call to the blocks of the trace that wait for it."""
+        if self.interleaver.interleaving and self.interleaver.busy:
+            envoy = self._calls.get((call.layer, call.recurrent))
+            if envoy is not None:
+                self.interleaver.handle(location(envoy, CALL), call)
+
+    # -- names -------------------------------------------------------------------------------
+
+    @property
+    def layers(self) -> Any:
+        """The blocks: `layers[i].linear_attn` or `.self_attn` (the other is None), `.mlp`, `.layer_output`."""
+        return self._blocks
+
+    @property
+    def config(self) -> Any:
+        """The text model's configuration."""
+        return self._instrumented.text_model.config
+
+    @property
+    def logits(self) -> Tensor:
+        """`[batch, seq, vocabulary]`: the language-model head's output."""
+        check_in_time(self._head, "output", "logits")
+        return self._head.output
+
+    @logits.setter
+    def logits(self, value: Tensor) -> None:
+        check_in_time(self._head, "output", "logits")
+        self._head.output = value
+
+    @property
+    def next_token_probs(self) -> Tensor:
+        """`[batch, vocabulary]`: probabilities of the token after the last."""
+        return self.logits[:, -1].softmax(-1)
+
+    @property
+    def _head(self) -> Any:
+        return self.get(self.family.FAMILY.head)
+
+    # -- what there is -----------------------------------------------------------------------
+
+    def support(self, layer: int | None = None) -> dict[str, Any]:
+        """Which values there are: `{"linear_attn.states": None}` where available, else the reason.
+
+        Args:
+            layer: a block's index, negative from the end. Without it each value maps to None, or to `{layer: reason}`.
+        """
+        if layer is None:
+            per_layer = {i: self.support(i) for i in range(len(self.layers))}
+            merged: dict[str, Any] = {}
+            for name in per_layer[0]:
+                reasons = {i: support[name] for i, support in per_layer.items() if support[name] is not None}
+                merged[name] = reasons or None
+            return merged
+        if not -len(self.layers) <= layer < len(self.layers):
+            raise ArgumentError(f"layer: {layer} is outside of 0 to {len(self.layers) - 1}")
+        block = self.layers[layer]
+        values: dict[str, Any] = {name: None for name in Layer.VALUES}
+        for part, cls in _PARTS.items():
+            values |= _part_support(part, cls, getattr(block, part))
+        return values
+
+
+def _part_support(part: str, cls: Any, envoy: Any) -> dict[str, str | None]:
+    if envoy is None:
+        return {f"{part}.{name}": f"no {part} module on this block" for name in cls.VALUES}
+    reason = envoy._unavailable() if isinstance(envoy, CallEnvoy) else None
+    return {f"{part}.{name}": None if name == f"{cls.VALUES[0]}" else reason for name in cls.VALUES}
+
+
+def route_kernels(target: Any, backend: str) -> None:
+    """Choose the backend that runs the recurrent kernels, before or after tracing.
+
+    Args:
+        target: a `StandardizedTransformer`, or a family (module, name) for all its models in this process that
+            have no backend of their own.
+        backend: "auto", "torch", "reference", or "default" for what transformers runs itself.
+    """
+    if isinstance(target, StandardizedTransformer):
+        target._instrumented.route(backend)
+    else:
+        route_family(families.module_of(target).FAMILY.mixer, backend)
+
+
+def _configuration(model: Any, kwargs: dict[str, Any]) -> Any:
+    if isinstance(model, nn.Module):
+        if not hasattr(model, "config"):
+            raise UnsupportedFamily(f"{type(model).__name__} has no config: pass a transformers model")
+        return model.config
+    from transformers import AutoConfig
+
+    options = {k: kwargs[k] for k in ("revision", "trust_remote_code", "token") if k in kwargs}
+    try:
+        return kwargs.get("config") or AutoConfig.from_pretrained(model, **options)
+    except (OSError, ValueError) as error:
+        raise Error(f"model: cannot load {str(model)!r}: {str(error).strip().splitlines()[0]}") from None

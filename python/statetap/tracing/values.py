@@ -1,0 +1,68 @@
+"""Descriptors: a served value as an attribute of an envoy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nnsight.intervention.eproperty import eproperty
+from nnsight.intervention.interleaver import Mediator
+
+from ..errors import ArgumentError
+from .order import check_in_time, describe
+
+
+class CallValue:
+    """A value of a mixer's held call: read or assigned while the call is open, in any order.
+
+    Args:
+        doc: one line: shape and meaning.
+        field: the name in the call, if it is not the attribute's.
+        instead: for a value that is only read, what to use to write it.
+    """
+
+    def __init__(self, doc: str, field: str | None = None, instead: str | None = None) -> None:
+        self.__doc__ = doc
+        self.field = field
+        self.instead = instead
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        self.field = self.field or name
+
+    def __get__(self, envoy: Any, owner: type | None = None) -> Any:
+        if envoy is None:
+            return self
+        call = envoy._call(self.name)
+        return getattr(call, self.field) if self.instead else call.read(self.field)
+
+    def __set__(self, envoy: Any, value: Any) -> None:
+        if self.instead:
+            raise ArgumentError(f"{describe(envoy)}.{self.name} is read-only: {self.instead}")
+        envoy._call(self.name).write(self.field, value)
+
+
+class ModuleValue(eproperty):
+    """The output of a module under its standard name, and never the next step's in silence.
+
+    A module that returns a tuple is served, and written, by its first element.
+    """
+
+    def __init__(self, doc: str) -> None:
+        super().__init__(key="output", description=None)
+        self.__doc__ = doc
+        self._preprocess = lambda _, value: value[0] if isinstance(value, tuple) else value
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, envoy: Any, owner: Any = None) -> Any:
+        if envoy is None:
+            return self
+        check_in_time(envoy, "output", self.name)
+        return super().__get__(envoy, owner)
+
+    def __set__(self, envoy: Any, value: Any) -> None:
+        check_in_time(envoy, "output", self.name)
+        location = self._location(envoy)
+        served = Mediator.value(location)
+        Mediator.swap(location, (value, *served[1:]) if isinstance(served, tuple) else value)
