@@ -215,14 +215,13 @@ def _weights(t: Trajectory, queries: Tensor, table: ChunkTable, written: Tensor 
     q, k = (repeat_heads(x.to(t.decays.dtype), heads).transpose(1, 2) for x in (queries, t.keys))
     beta = t.betas.transpose(1, 2)
     row = torch_backend.Chunks(k, _wiped(_decays(t), table, written).transpose(1, 2))
-    kk, qk = row.products([k * beta[..., None], q])
+    kk, qk = row.products([k, q])
     if written is not None:  # the token of a write reads the written state, none of the values
         reads_written = qk.new_zeros(qk.shape[:3], dtype=torch.bool)
         for (b, token), of in zip(table.cuts, written):
             reads_written[b, of, token] = True
         qk = qk.masked_fill(reads_written[..., None], 0)
-    (solved,) = torch_backend.solve(kk, torch.diag_embed(beta))
-    return qk @ solved
+    return qk @ torch_backend.inverse(kk * beta[..., None]) * beta[..., None, :]
 
 
 def _wiped(g: Tensor, table: ChunkTable, written: Tensor | None) -> Tensor:

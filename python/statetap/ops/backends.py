@@ -124,7 +124,7 @@ def trajectory_of(
     return Trajectory(
         chunk_states=table.by_row(core.entering),
         keys=keys,
-        updates=core.updates,
+        updates=table.join(core.updates),
         decays=g[..., 0] if call.g is None or call.g.ndim == 3 else g,
         betas=beta,
         chunk_starts=starts,

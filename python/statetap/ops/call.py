@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .pieces import ChunkTable, chunk_table
-from .reference import l2norm, repeat_heads
+from .reference import l2norm
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,12 @@ def prepare(call: DeltaCall) -> Prepared:
     dtype = call.dtype
     q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
     if call.normalise:
-        q, k = l2norm(q), l2norm(k)
+        q, k = l2norm(q, call.scale), l2norm(k)
+    else:
+        q = q * call.scale
     ones = v.new_ones(())
     beta = ones.expand(v.shape[:3]) if call.beta is None else call.beta.to(dtype)
     g = v.new_zeros(()).expand(v.shape[:3]) if call.g is None else call.g.to(dtype)
     state = v.new_zeros(call.state_shape) if call.initial_state is None else call.initial_state.to(dtype)
-    return Prepared(q * call.scale, k, v, g[..., None] if g.ndim == 3 else g, beta, state)
+    return Prepared(q, k, v, g[..., None] if g.ndim == 3 else g, beta, state)
 
-
-def per_value_head(x: Tensor, heads: int) -> Tensor:
-    """Queries or keys `[B, T, Hk, K]`, one for each value head."""
-    return repeat_heads(x, heads)

@@ -62,7 +62,8 @@ class ChunkTable:
         heads, dim = x.shape[2:]
         if self.plain:
             steps = len(self.active)
-            x = F.pad(x, (0, 0, 0, 0, 0, steps * self.size - self.tokens))
+            if steps * self.size > self.tokens:
+                x = F.pad(x, (0, 0, 0, 0, 0, steps * self.size - self.tokens))
             x = x.reshape(self.batch, steps, self.size, heads, dim).permute(1, 0, 3, 2, 4)
             return x.reshape(steps * self.batch, heads, self.size, dim)
         token_of, valid = self._gather(x.device)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 
-def l2norm(x: Tensor) -> Tensor:
-    """`x / sqrt(sum x^2 + 1e-6)` over the last axis."""
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+def l2norm(x: Tensor, scale: float = 1.0) -> Tensor:
+    """`scale x / sqrt(sum x^2 + 1e-6)` over the last axis."""
+    return x * (scale * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6))
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:

@@ -30,8 +30,8 @@ from .reference import repeat_heads
 class Core:
     """What the recurrence leaves behind; everything else is computed from it.
 
-    outputs: `[B, T, Hv, V]`; final_state: `[sequences, Hv, K, V]`; entering: `[N, Hv, K, V]`, by chunk;
-    updates: `[B, T, Hv, V]`.
+    outputs: `[B, T, Hv, V]`; final_state: `[sequences, Hv, K, V]`; by chunk: entering `[N, Hv, K, V]` and
+    updates `[N, Hv, C, V]`.
     """
 
     outputs: Tensor
@@ -42,7 +42,7 @@ class Core:
 
 @dataclass
 class Chunks:
-    """Keys and decays of every chunk: `[N, H, C, K]`, and `[N, H, C, 1]` or `[N, H, C, K]`."""
+    """Keys and log decays of every chunk: `[N, H, C, K]`, and `[N, H, C, 1]` or, per key channel, `[N, H, C, K]`."""
 
     k: Tensor
     g: Tensor
@@ -54,7 +54,7 @@ class Chunks:
 
     @property
     def per_channel(self) -> bool:
-        return self.g.shape[-1] > 1 or self.k.shape[-1] == 1
+        return self.g.shape[-1] > 1
 
     def products(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """x_i . k_j with the decay from j to i, for j <= i: `[N, H, C, C]` for each x `[N, H, C, K]`."""
@@ -64,9 +64,14 @@ class Chunks:
         keys = self.k.transpose(-1, -2)
         return [x @ keys * gamma for x in rows]
 
+    def read_entering(self, matrix: Tensor, x: Tensor) -> Tensor:
+        """matrix (pre o x): what rows of `matrix` `[N, H, C', C]` see of the entering state, through x `[N, H, C, K]`."""
+        pre = decay.from_start(self.g)
+        return matrix @ (x * pre) if self.per_channel else (matrix * pre.transpose(-1, -2)) @ x
+
 
 def run(call: DeltaCall) -> tuple[Prepared, Core]:
-    """The whole call, on one of two ways: a decode step needs no chunks."""
+    """The whole call; a decode step needs no chunks."""
     p = prepare(call)
     if call.v.shape[1] == 1 and call.table.plain:
         return p, _one_token(p)
@@ -77,30 +82,30 @@ def _one_token(p: Prepared) -> Core:
     heads = p.v.shape[2]
     q, k = (repeat_heads(x, heads)[:, 0] for x in (p.q, p.k))
     state, update, output = reference.step(p.state, q, k, p.v[:, 0], p.g[:, 0], p.beta[:, 0])
-    return Core(output[:, None], state, p.state, update[:, None])
+    return Core(output[:, None], state, p.state, update[:, :, None])
 
 
 def scan(p: Prepared, table: ChunkTable, writes: Writes | None = None) -> Core:
     """The chunked algorithm."""
     if not table.chunks:
-        return Core(torch.zeros_like(p.v), p.state.clone(), p.state[:0], torch.zeros_like(p.v))
+        return Core(torch.zeros_like(p.v), p.state.clone(), p.state[:0], p.v.new_zeros((0, *p.v.shape[2:3], 1, p.v.shape[3])))
     chunks = Chunks.of(p.k, p.g, table)
-    q = table.split(repeat_heads(p.q, p.v.shape[2]))
-    v, beta = table.split(p.v), table.split(p.beta[..., None])
-    pre = decay.from_start(chunks.g)
-    kk, qk = chunks.products([chunks.k * beta, q])
-    written, seen = solve(kk, v * beta, chunks.k * pre * beta)
-    entering, updates, final_state = _across(chunks, written, seen, p.state, table, writes)
-    outputs = torch.baddbmm(_flat(qk) @ _flat(updates), _flat(q * pre), _flat(entering)).view_as(v)
+    q, v, beta = (table.split(x) for x in (repeat_heads(p.q, p.v.shape[2]), p.v, p.beta[..., None]))
+    kk, qk = chunks.products([chunks.k, q])
+    erased = inverse(kk * beta) * beta.transpose(-1, -2)  # M diag(beta)
+    entering, updates, final_state = _across(
+        chunks, erased @ v, chunks.read_entering(erased, chunks.k), p.state, table, writes
+    )
+    seen = _flat(q * decay.from_start(chunks.g))
+    outputs = torch.baddbmm(torch.bmm(_flat(qk), _flat(updates)), seen, _flat(entering)).view_as(v)
     outputs = reread(table.join(outputs), p.q, entering, table, None if writes is None else writes.heads)
-    return Core(outputs, final_state, entering, table.join(updates))
+    return Core(outputs, final_state, entering, updates)
 
 
-def solve(kk: Tensor, *rights: Tensor) -> list[Tensor]:
-    """(I + tril(kk, -1))^-1 applied to each of `rights`, by substitution."""
-    widths = [x.shape[-1] for x in rights]
-    solved = torch.linalg.solve_triangular(kk, torch.cat(rights, -1), upper=False, unitriangular=True)
-    return list(solved.split(widths, -1))
+def inverse(lower: Tensor) -> Tensor:
+    """(I + tril(lower, -1))^-1, by substitution."""
+    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+    return torch.linalg.solve_triangular(lower, eye, upper=False, unitriangular=True)
 
 
 def _across(
@@ -109,7 +114,8 @@ def _across(
     """The serial part. U = written - seen S0 and S1 = tot o S0 + (suf o K)^T U, one chunk of each sequence at a time."""
     suffix = (chunks.k * decay.to_end(chunks.g)).transpose(-1, -2)
     total = chunks.g.sum(-2).exp()[..., None]  # [N, H, 1 or K, 1]
-    state = initial[table.order] if table.order != list(range(table.sequences)) else initial
+    sorted_already = table.order == list(range(table.sequences))
+    state = initial if sorted_already else initial[table.order]
     done, entering, updates, first = [], [], [], 0
     for active in table.active:
         if active < state.shape[0]:
@@ -117,15 +123,15 @@ def _across(
             state = state[:active]
         now = slice(first, first + active)
         state = _written_over(state, table, now, writes)
-        update = written[now] - seen[now] @ state
+        update = torch.baddbmm(_flat(written[now]), _flat(seen[now]), _flat(state), alpha=-1)
         entering.append(state)
         updates.append(update)
-        state = total[now] * state + suffix[now] @ update
+        state = torch.baddbmm(_flat(total[now] * state), _flat(suffix[now]), update).view_as(state)
         first += active
     final = torch.cat([state, *reversed(done)]) if done else state
-    if table.order != list(range(table.sequences)):
+    if not sorted_already:
         final = final[torch.tensor(table.order, device=final.device).argsort()]
-    return torch.cat(entering), torch.cat(updates), final
+    return torch.cat(entering), torch.cat(updates).view_as(written), final
 
 
 def _written_over(state: Tensor, table: ChunkTable, now: slice, writes: Writes | None) -> Tensor:
