@@ -1,0 +1,1 @@
+"""What is computed from captured states: a place for effective attention, patching, norms and plots."""

@@ -1,0 +1,1 @@
+"""Triton kernels and their launchers; see README.md. Importing this does not import triton."""
