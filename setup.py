@@ -30,7 +30,9 @@ class BuildLibrary(build_ext):
         except Exception as error:
             if os.environ.get("STATETAP_REQUIRE_CPP") == "1":
                 raise
-            print(f"statetap: the C++ kernels were not built ({error}); the torch backend serves the CPU", file=sys.stderr)
+            print(
+                f"statetap: the C++ kernels were not built ({error}); the torch backend serves the CPU", file=sys.stderr
+            )
 
 
 class PlatformWheel(bdist_wheel):

@@ -1,7 +1,7 @@
 """Tiny random checkpoints, written to disk and loaded as a user would load a released one.
 
-    path = checkpoint(folder, "qwen3_5_text", num_hidden_layers=2)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path)
+path = checkpoint(folder, "qwen3_5_text", num_hidden_layers=2)
+model = transformers.AutoModelForCausalLM.from_pretrained(path)
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ def model(model_type: str, seed: int = 0, **overrides) -> torch.nn.Module:
         for name, weight in built.named_parameters():
             if weight.ndim >= 2 and "conv1d" not in name:
                 weight.normal_(0, 1.5 * weight.shape[-1] ** -0.5)
-            elif name.endswith("A_log"):
-                weight.uniform_(-3, 1)
-            elif name.endswith("dt_bias"):
+            elif name.endswith(("A_log", "dt_bias")):
                 weight.uniform_(-3, 1)
     return built.eval()
 

@@ -7,5 +7,6 @@ from .call import MixerCall as MixerCall
 from .instrument import Instrumented as Instrumented
 from .instrument import Mixer as Mixer
 from .instrument import instrument as instrument
+from .instrument import is_instrumented as is_instrumented
 from .routing import route_family as route_family
 from .spec import MixerSpec as MixerSpec

@@ -72,7 +72,9 @@ class AttentionCall:
         shape = tuple(take(current, rows).shape)
         if not isinstance(value, Tensor) or tuple(value.shape) != shape:
             got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ArgumentError(f"layers[{self.layer}].self_attn.{name}: got {got}, needs a tensor of shape {list(shape)}")
+            raise ArgumentError(
+                f"layers[{self.layer}].self_attn.{name}: got {got}, needs a tensor of shape {list(shape)}"
+            )
         self._served[name] = _Served(put(current, rows, value.to(current.dtype)), _WRITTEN, self._inputs(name))
 
     def close(self) -> tuple[Tensor, Tensor | None]:

@@ -82,7 +82,7 @@ def missing(module: ModuleType, mixer_class: str, names: tuple[str, ...]) -> dic
     """For each kernel name None, or what is wrong with it in the modeling module that is installed."""
     cls = getattr(module, mixer_class, None)
     if cls is None:
-        return {name: f"the class {mixer_class} does not exist" for name in names}
+        return dict.fromkeys(names, f"the class {mixer_class} does not exist")
     called = _names_in_forward(cls)
     reasons: dict[str, str | None] = {}
     for name in names:

@@ -322,7 +322,9 @@ class MixerCall:
         if value.device != self._held.device:
             raise ArgumentError(f"{where}: got a tensor on {value.device}, and this layer is on {self._held.device}")
         if torch.promote_types(value.dtype, dtype) != dtype and name not in ("state", "state_input", "state_output"):
-            raise ArgumentError(f"{where}: got {value.dtype}, and the model computes in {dtype}; cast it with .to({dtype})")
+            raise ArgumentError(
+                f"{where}: got {value.dtype}, and the model computes in {dtype}; cast it with .to({dtype})"
+            )
         return value.to(dtype)
 
 

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from ..errors import ArgumentError, Error, UnsupportedFamily
+from ..errors import Error, UnsupportedFamily
 from . import binding, current, packing, routing
 from .attention import AttentionCall
 from .call import HeldCall, MixerCall
@@ -82,7 +82,9 @@ class Instrumented:
             (self.layers if recurrent else self.attentions)[index] = mixer
             self._handles += mixer.handles
         if not self.layers:
-            raise UnsupportedFamily(f"{type(model).__name__} has no {spec.mixer}: it is not of the family of {spec.modeling}")
+            raise UnsupportedFamily(
+                f"{type(model).__name__} has no {spec.mixer}: it is not of the family of {spec.modeling}"
+            )
         self._bind(next(iter(self.layers.values())).module, spec.mixer, spec.kernels)
         if self.attentions and spec.attention is not None:
             self._bind(next(iter(self.attentions.values())).module, spec.attention, (spec.attention_kernel,))
@@ -168,8 +170,6 @@ def _recomputing() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def layers_of(model: nn.Module) -> dict[int, str]:
-    """Block index -> path of its mixer, for a model that is instrumented."""
-    if model not in _instrumented:
-        raise ArgumentError(f"model: {type(model).__name__} is not instrumented")
-    return {index: mixer.path for index, mixer in _instrumented[model].layers.items()}
+def is_instrumented(model: nn.Module) -> bool:
+    """Whether `instrument` has marked this model, and nothing has taken it back."""
+    return model in _instrumented

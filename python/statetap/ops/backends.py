@@ -54,7 +54,9 @@ class Torch:
         if wanted.trajectory or wanted.states or wanted.norms or wanted.probes is not None:
             t = trajectory_of(call, table, prepared.k, prepared.g, prepared.beta, core)
             if wanted.states is not None:
-                tokens = wanted.mask if wanted.states == "mask" else wanted.tokens if wanted.states == "tokens" else None
+                tokens = (
+                    wanted.mask if wanted.states == "mask" else wanted.tokens if wanted.states == "tokens" else None
+                )
                 states = after.states(t, tokens, wanted.heads, wanted.dtype)
             if wanted.norms:
                 norms = after.norms(t, wanted.heads)
@@ -64,7 +66,18 @@ class Torch:
                 store = wanted.dtype or call.dtype
                 chunk_states, updates = t.chunk_states.to(store), t.updates.to(store)
                 keys, decays, betas = t.keys, t.decays, t.betas
-        return core.outputs.to(call.v.dtype), core.final_state, chunk_states, keys, updates, decays, betas, states, norms, reads
+        return (
+            core.outputs.to(call.v.dtype),
+            core.final_state,
+            chunk_states,
+            keys,
+            updates,
+            decays,
+            betas,
+            states,
+            norms,
+            reads,
+        )
 
 
 class Reference:
@@ -83,7 +96,8 @@ class Reference:
 
 
 BACKENDS: dict[str, Backend] = {"torch": Torch(), "reference": Reference()}
-_BY_NAME_ONLY = {"reference"}
+AUTO = ("torch",)
+"""What `auto` tries, in order; the reference is for those who ask for it by name."""
 
 
 def choose(name: str, call: DeltaCall) -> Backend:
@@ -94,9 +108,10 @@ def choose(name: str, call: DeltaCall) -> Backend:
         UnsupportedCall: the one that was asked for cannot take the call; all its reasons.
     """
     if name == "auto":
-        for backend in BACKENDS.values():
-            if backend.name not in _BY_NAME_ONLY and not reasons(backend, call):
+        for backend in map(by_name, AUTO):
+            if not reasons(backend, call):
                 return backend
+        name = AUTO[-1]
     backend = by_name(name)
     why_not = reasons(backend, call)
     if why_not:

@@ -110,4 +110,3 @@ def prepare(call: DeltaCall) -> Prepared:
     g = v.new_zeros(()).expand(v.shape[:3]) if call.g is None else call.g.to(dtype)
     state = v.new_zeros(call.state_shape) if call.initial_state is None else call.initial_state.to(dtype)
     return Prepared(q, k, v, g[..., None] if g.ndim == 3 else g, beta, state)
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NoReturn, Sequence
 
 import torch
@@ -29,9 +30,7 @@ def tensor(name: str, x: Any, shape: Sequence[int | str], device: torch.device |
         _complain(name, f"a tensor on {x.device}", f"one on {device}, where v is")
 
 
-def delta(
-    q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, initial_state: Any, cu_seqlens: Any
-) -> None:
+def delta(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, initial_state: Any, cu_seqlens: Any) -> None:
     """Complain about the shapes, dtypes and devices of the delta rule's arguments."""
     tensor("v", v, ("B", "T", "Hv", "V"))
     batch, tokens, heads, value_dim = v.shape
@@ -59,7 +58,11 @@ def delta(
 def _cu_seqlens_shape(cu_seqlens: Any, batch: int) -> int:
     """Complain about what can be told without looking at the values; the number of sequences."""
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
-        got = f"{list(cu_seqlens.shape)} {cu_seqlens.dtype}" if isinstance(cu_seqlens, Tensor) else type(cu_seqlens).__name__
+        got = (
+            f"{list(cu_seqlens.shape)} {cu_seqlens.dtype}"
+            if isinstance(cu_seqlens, Tensor)
+            else type(cu_seqlens).__name__
+        )
         _complain("cu_seqlens", got, "a tensor [N + 1] of int32 or int64")
     if cu_seqlens.shape[0] < 1:
         _complain("cu_seqlens", "no entries", "[0, ..., T]")
@@ -73,7 +76,7 @@ def bounds(cu_seqlens: Sequence[int], tokens: int) -> tuple[int, ...]:
     values = tuple(int(x) for x in cu_seqlens)
     if values[0] != 0:
         _complain("cu_seqlens", f"a first entry of {values[0]}", "0")
-    for a, b in zip(values, values[1:]):
+    for a, b in itertools.pairwise(values):
         if b < a:
             _complain("cu_seqlens", f"{b} after {a}", "entries that never decrease")
     if values[-1] != tokens:
@@ -135,7 +138,9 @@ def probes(x: Any, batch: int, tokens: int, heads: int, key_dim: int, device: to
     shapes: dict[int, tuple] = {2: ("P", key_dim), 3: (heads, "P", key_dim), 5: (batch, tokens, heads, "P", key_dim)}
     if not isinstance(x, Tensor) or x.ndim not in shapes:
         got = f"shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        _complain("probes", got, f"[P, {key_dim}], [{heads}, P, {key_dim}] or [{batch}, {tokens}, {heads}, P, {key_dim}]")
+        _complain(
+            "probes", got, f"[P, {key_dim}], [{heads}, P, {key_dim}] or [{batch}, {tokens}, {heads}, P, {key_dim}]"
+        )
     tensor("probes", x, shapes[x.ndim], device)
 
 

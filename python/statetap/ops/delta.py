@@ -179,7 +179,11 @@ def _filled(out: Any, args: tuple, taps: Taps) -> dict[str, Tensor]:
         raise ArgumentError(f"out: got {type(out).__name__}, needs a dict of tensors by field name")
     wanted = {"outputs", "final_state"}
     wanted |= set(_TRAJECTORY) if taps.trajectory else set()
-    wanted |= {n for n, on in (("states", taps.states is not None), ("norms", taps.norms), ("reads", taps.probes is not None)) if on}
+    wanted |= {
+        n
+        for n, on in (("states", taps.states is not None), ("norms", taps.norms), ("reads", taps.probes is not None))
+        if on
+    }
     for name in out:
         if name not in FIELDS:
             raise ArgumentError(f"out: {name!r} is not a field; fields: {', '.join(FIELDS)}")

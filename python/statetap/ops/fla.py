@@ -30,9 +30,7 @@ def chunk_gated_delta_rule(
     unknown = set(options) - {"backend", "precision"}
     if unknown:
         raise ArgumentError(f"{sorted(unknown)[0]}: not an argument here; call gated_delta_rule for taps and writes")
-    result = gated_delta_rule(
-        q, k, v, g, beta, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, **options
-    )
+    result = gated_delta_rule(q, k, v, g, beta, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, **options)
     return result.outputs, result.final_state if output_final_state else None
 
 

@@ -61,7 +61,17 @@ def _call(args: Sequence[Any]) -> tuple[DeltaCall, str]:
         a["trajectory"], a["states"] or None, tuple(a["tokens"]), a["mask"], heads, a["norms"], a["probes"], a["dtype"]
     )
     call = DeltaCall(
-        a["q"], a["k"], a["v"], a["g"], a["beta"], a["scale"], a["initial_state"], a["normalise"], bounds, writes, wanted
+        a["q"],
+        a["k"],
+        a["v"],
+        a["g"],
+        a["beta"],
+        a["scale"],
+        a["initial_state"],
+        a["normalise"],
+        bounds,
+        writes,
+        wanted,
     )
     return call, a["backend"]
 

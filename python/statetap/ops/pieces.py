@@ -8,6 +8,7 @@ chunks is a slice of the chunk axis, and a prefix of the sequences.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -169,7 +170,7 @@ def chunk_table(
 
 
 def _between(bounds: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    return [(0, a, b) for a, b in zip(bounds, bounds[1:])]
+    return [(0, a, b) for a, b in itertools.pairwise(bounds)]
 
 
 def _cut(sequence: int, row: int, start: int, stop: int, cuts: tuple[Cut, ...]) -> list[Chunk]:
@@ -188,6 +189,4 @@ def _cut(sequence: int, row: int, start: int, stop: int, cuts: tuple[Cut, ...]) 
 
 def _every_chunk(sequence: int, row: int, start: int, stop: int, write: int) -> list[Chunk]:
     firsts = range(start, stop, CHUNK)
-    return [
-        Chunk(sequence, row, a, min(CHUNK, stop - a), write if a == start else -1) for a in firsts
-    ]
+    return [Chunk(sequence, row, a, min(CHUNK, stop - a), write if a == start else -1) for a in firsts]

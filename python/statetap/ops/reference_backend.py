@@ -38,7 +38,7 @@ def forward(call: DeltaCall) -> tuple[Tensor, ...]:
 
 def _all(call: DeltaCall, p: Prepared) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Outputs and updates `[B, T, Hv, V]`, states `[B, T, Hv, K, V]`, final states `[sequences, Hv, K, V]`."""
-    batch, tokens, heads, value_dim = p.v.shape
+    batch, tokens, heads, _value_dim = p.v.shape
     q, k = repeat_heads(p.q, heads), repeat_heads(p.k, heads)
     bounds = [(0, tokens)] if call.bounds is None else list(zip(call.bounds, call.bounds[1:]))
     outputs, updates, states, finals = [], [], [], []

@@ -76,7 +76,7 @@ class StandardizedTransformer(TransformersModel):
             kwargs["dtype"] = dtype
         family_ = self.family.FAMILY
         parts = {getattr(family_, part): cls for part, cls in _PARTS.items()}
-        kwargs["envoys"] = {**{name: cls for name, cls in parts.items()}, "layers.*": Layer}
+        kwargs["envoys"] = {**dict(parts.items()), "layers.*": Layer}
         kwargs["interleaver"] = Interleaver(fragments=TPFragments())
         self._forwards = 0
         super().__init__(str(model) if not loaded else model, dispatch=True, **kwargs)
@@ -172,7 +172,7 @@ class StandardizedTransformer(TransformersModel):
         if not -len(self.layers) <= layer < len(self.layers):
             raise ArgumentError(f"layer: {layer} is outside of 0 to {len(self.layers) - 1}")
         block = self.layers[layer]
-        values: dict[str, Any] = {name: None for name in Layer.VALUES}
+        values: dict[str, Any] = dict.fromkeys(Layer.VALUES)
         for part, cls in _PARTS.items():
             values |= _part_support(part, cls, getattr(block, part))
         return values
