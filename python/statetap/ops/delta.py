@@ -95,10 +95,14 @@ def gated_delta_rule(
         backend,
     )
     if taps.out is None:
-        results = dict(zip(FIELDS, torch.ops.statetap.gated_delta_rule(*args)))
+        results = dict(zip(FIELDS, _call_operator(args)))
     else:
         results = _filled(taps.out, args, taps)
     return _output(results, taps, cu_seqlens)
+
+
+def _call_operator(args: tuple) -> tuple[Tensor, ...]:
+    return torch.ops.statetap.gated_delta_rule(*args)
 
 
 def _tapped(taps: Taps, q: Tensor, v: Tensor) -> tuple[str, list[int], Tensor | None, list[int] | None]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..errors import Error
 from . import backends, checks
 from .call import DeltaCall, Wanted, Writes
 from .pieces import chunk_table
@@ -98,10 +99,18 @@ def _forward(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _own(x: Tensor, given: set[int], seen: set[int]) -> Tensor:
-    """`x`, contiguous, and sharing its storage with no argument and no other result."""
+    """`x`, contiguous, in a storage that no argument and no other result shares, and not a view of anything.
+
+    torch refuses in-place edits of a view that an operator with several results returns.
+    """
+    if not x.numel():
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
     x = x.contiguous()
-    if x.numel() and (x.untyped_storage().data_ptr() in given or x.untyped_storage().data_ptr() in seen):
+    storage = x.untyped_storage()
+    if storage.data_ptr() in given | seen or storage.nbytes() > x.numel() * x.element_size():
         x = x.clone()
+    elif x._is_view():
+        x = x.new_empty(0).set_(x)
     seen.add(x.untyped_storage().data_ptr())
     return x
 
@@ -125,13 +134,14 @@ def _fake(*args: Any) -> tuple[Tensor, ...]:
     batch, tokens, heads, value_dim = v.shape
     key_dim = k.shape[3]
     given = (a["q"], k, v, a["g"], a["beta"], a["initial_state"])
-    dtype = torch.float64 if any(x is not None and x.dtype == torch.float64 for x in given) else torch.float32
+    computed = dtype = torch.float64 if any(x is not None and x.dtype == torch.float64 for x in given) else torch.float32
     store = a["dtype"] or dtype
+    exact = lambda dtype: not dtype.is_floating_point  # noqa: E731
     rows = batch if a["cu_seqlens"] is None else a["cu_seqlens"].shape[0] - 1
     kept = heads if a["heads"] is None else len(a["heads"])
 
     def shape(*sizes: Any, dtype: torch.dtype = dtype, wanted: bool = True) -> Tensor:
-        return v.new_empty(sizes if wanted else (0,), dtype=dtype)
+        return v.new_empty(sizes, dtype=dtype) if wanted else v.new_empty(0, dtype=dtype if exact(dtype) else computed)
 
     t = a["trajectory"]
     chunks = _chunk_count(a, batch, tokens) if t else 0
@@ -215,6 +225,10 @@ def _gradients_fake(*args: Any) -> list[Tensor]:
     return [torch.empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in given]
 
 
+def _second_derivative(ctx: Any, *grads: Any) -> Any:
+    raise Error("gated_delta_rule: second derivatives are not implemented")
+
+
 def _autograd() -> Any:
     """An operator runs below autograd; its backward needs autograd inside it."""
     exclude = torch._C._dispatch_tls_local_exclude_set()
@@ -229,3 +243,4 @@ library.impl("gated_delta_rule_backward", _gradients, "CompositeExplicitAutograd
 torch.library.register_fake("statetap::gated_delta_rule", _fake, lib=library)
 torch.library.register_fake("statetap::gated_delta_rule_backward", _gradients_fake, lib=library)
 torch.library.register_autograd("statetap::gated_delta_rule", _backward, setup_context=_setup, lib=library)
+torch.library.register_autograd("statetap::gated_delta_rule_backward", _second_derivative, lib=library)

@@ -53,7 +53,7 @@ class ChunkTable:
         steps = -(-tokens // CHUNK) if self.plain else max(map(len, per_sequence), default=0)
         self.chunks = [per_sequence[n][i] for i in range(steps) for n in self.order if i < len(per_sequence[n])]
         self.active = [sum(len(chunks) > i for chunks in per_sequence) for i in range(steps)]
-        longest = max((chunk.length for chunk in self.chunks), default=1)
+        longest = tokens if self.plain else max((chunk.length for chunk in self.chunks), default=1)
         self.size = min(CHUNK, 1 << max(longest - 1, 0).bit_length())
 
     # -- tokens to chunks and back -----------------------------------------------------------

@@ -88,9 +88,8 @@ def _one_token(p: Prepared) -> Core:
 def scan(p: Prepared, table: ChunkTable, writes: Writes | None = None) -> Core:
     """The chunked algorithm."""
     if not table.chunks:
-        return Core(
-            torch.zeros_like(p.v), p.state.clone(), p.state[:0], p.v.new_zeros((0, *p.v.shape[2:3], 1, p.v.shape[3]))
-        )
+        nothing = p.v.new_zeros(0, p.v.shape[2], table.size, p.v.shape[3])
+        return Core(torch.zeros_like(p.v), p.state.clone(), p.state[:0], nothing)
     chunks = Chunks.of(p.k, p.g, table)
     q, v, beta = (table.split(x) for x in (repeat_heads(p.q, p.v.shape[2]), p.v, p.beta[..., None]))
     kk, qk = chunks.products([chunks.k, q])

@@ -1,54 +1,72 @@
-"""What a sweep captures: the part of a run that may not change when it is resumed."""
+"""What a sweep captures: the choices that determine a run's content, and the table of values."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import asdict, dataclass
 from typing import Any, Iterable
 
-from ..errors import ArgumentError, CaptureError
+from ..errors import ArgumentError
+from . import select
 
-VALUES = {
-    "state_output": "document",
-    "states": "selected",
-    "trajectory": "trajectory",
-    "decays": "token",
-    "betas": "token",
-    "writes": "token",
-    "state_norms": "token",
+CHUNK = 64  # tokens between the states of a trajectory
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor a layer of a shard.
+
+    Attributes:
+        rows: what a row is: a "document", a "token", a "position" (a chosen token) or a "chunk" of `CHUNK` tokens.
+        axes: of a row, by name; their sizes are the model's.
+        exact: whether it is stored as float32 whatever `dtype` is.
+    """
+
+    rows: str
+    axes: tuple[str, ...]
+    exact: bool = False
+
+
+_STATE = ("heads", "key_dim", "value_dim")
+FIELDS = {
+    "state_output": Field("document", _STATE),
+    "states": Field("position", _STATE),
+    "decays": Field("token", ("heads", "decay_dims"), exact=True),
+    "betas": Field("token", ("heads",), exact=True),
+    "writes": Field("token", ("heads", "value_dim")),
+    "state_norms": Field("token", ("heads",), exact=True),
+    "trajectory.chunk_states": Field("chunk", _STATE),
+    "trajectory.keys": Field("token", ("key_heads", "key_dim")),
+    "trajectory.updates": Field("token", ("heads", "value_dim")),
+    "trajectory.decays": Field("token", ("heads", "decay_dims"), exact=True),
+    "trajectory.betas": Field("token", ("heads",), exact=True),
+    "trajectory.final_state": Field("document", _STATE),
 }
-"""Value -> what its rows are."""
 
-DTYPES = ("float32", "bfloat16", "float16")
-_CHOICES = {"on_error": ("raise", "skip"), "long": ("error", "split", "truncate", "skip"), "dtype": DTYPES}
+VALUES = tuple(dict.fromkeys(name.split(".")[0] for name in FIELDS))
+"""What can be asked for; a trajectory is several fields."""
+
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_CHOICES = {
+    "dtype": tuple(DTYPES),
+    "data_format": ("auto", "text", "jsonl"),
+    "on_error": ("raise", "skip"),
+    "long": ("error", "split", "truncate", "skip"),
+}
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The choices that determine a run's content.
-
-    Attributes:
-        values: names from `VALUES`.
-        layers: block indices, or None for every recurrent block.
-        tokens: for `states`: "last", "all", "every:N", or positions like "0,5,-1".
-        dtype: storage dtype of states, writes and keys; decays, betas and norms are float32 always.
-        batch_tokens: tokens of a batch, padding included.
-        field: of a JSON line, where the text is.
-        on_error: "raise" at a bad line, or "skip" and record it.
-        long: what to do with a text longer than the model's context: "error", "split", "truncate", "skip".
-        special_tokens: whether the tokenizer adds its own (BOS, ...).
-        limit: how many documents at most, or None.
-        shard_bytes: about how large a shard is.
-        backend: that runs the kernels.
-    """
+    """The choices that determine a run's content; see `statetap.capture` for what each means."""
 
     values: tuple[str, ...] = ("state_output",)
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | str | None = None
+    heads: tuple[int, ...] | str | None = None
     tokens: str = "last"
     dtype: str = "float32"
     batch_tokens: int = 16384
+    data_format: str = "auto"
     field: str = "text"
     on_error: str = "raise"
     long: str = "error"
@@ -58,27 +76,54 @@ class Spec:
     backend: str = "auto"
 
     def __post_init__(self) -> None:
-        for value in self.values:
-            if value not in VALUES:
-                raise ArgumentError(f"values: got {value!r}, needs names from {', '.join(VALUES)}")
-        if not self.values:
-            raise ArgumentError(f"values: got none, needs names from {', '.join(VALUES)}")
+        unknown = [value for value in self.values if value not in VALUES]
+        if unknown or not self.values:
+            raise ArgumentError(
+                f"values: got {', '.join(map(repr, unknown)) or 'none'}, needs names from {', '.join(VALUES)}"
+            )
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ArgumentError(f"{name}: got {getattr(self, name)!r}, needs one of {', '.join(choices)}")
         for name in ("batch_tokens", "shard_bytes", "limit"):
             number = getattr(self, name)
-            if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
+            if number is not None and (type(number) is not int or number < 1):
                 raise ArgumentError(f"{name}: got {number!r}, needs a whole number of at least 1")
-        positions_of(self.tokens, 1 << 30)
+        select.check_syntax("layers", self.layers)
+        select.check_syntax("heads", self.heads)
+        select._terms(self.tokens)
 
-    def as_dict(self) -> dict[str, Any]:
-        return json.loads(json.dumps(asdict(self)))
+    @property
+    def fields(self) -> list[str]:
+        """Names of the tensors that a layer has in a shard."""
+        return [name for name in FIELDS if name.split(".")[0] in self.values]
 
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Spec:
-        lists = {"values", "layers"}
-        return cls(**{k: tuple(v) if k in lists and v is not None else v for k, v in fields.items()})
+    def dtype_of(self, field: str) -> str:
+        """Storage dtype of a field."""
+        return "float32" if FIELDS[field].exact else self.dtype
+
+    def shape_of(self, field: str, sizes: dict[str, int]) -> list[int]:
+        """Shape of a row of a field."""
+        return [sizes[axis] for axis in self.axes_of(field, sizes)]
+
+    def axes_of(self, field: str, sizes: dict[str, int]) -> list[str]:
+        """Axes of a row of a field; a decay a head has no axis for the key channels."""
+        return [axis for axis in FIELDS[field].axes if axis in sizes]
+
+    def identity(self) -> dict[str, Any]:
+        """What may not change when a run is gone on with."""
+        return {k: v for k, v in _plain(self).items() if k not in POLICIES}
+
+    def policies(self) -> dict[str, Any]:
+        """What is done with lines that cannot be captured as they are."""
+        return {name: getattr(self, name) for name in POLICIES}
+
+
+POLICIES = {"on_error": "raise", "long": "error"}
+"""Policy -> the choice under which nothing that is done depended on it, so that it may still be changed."""
+
+
+def _plain(spec: Spec) -> dict[str, Any]:
+    return json.loads(json.dumps(asdict(spec)))
 
 
 def digest(content: Any) -> str:
@@ -90,7 +135,7 @@ def digest(content: Any) -> str:
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
     """`name: was X, now Y` for every field that differs."""
     lines = []
-    for name in sorted({*old, *new}):
+    for name in dict.fromkeys([*old, *new]):
         a, b = old.get(name), new.get(name)
         if isinstance(a, dict) and isinstance(b, dict):
             lines += differences(a, b, f"{prefix}{name}.")
@@ -99,86 +144,16 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
     return lines
 
 
+def policy_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """As `differences`, for policies: one that was at its refusing choice may be changed."""
+    return differences({k: v for k, v in old.items() if v != POLICIES[k]}, {k: new[k] for k in old if old[k] != POLICIES[k]})
+
+
 def _show(x: Any) -> str:
     return ",".join(map(str, x)) if isinstance(x, list) else str(x)
 
 
-def names(text: str | Iterable[str]) -> tuple[str, ...]:
-    """Value names from a list by comma; `linear_attn.` in front is allowed."""
-    parts = text.split(",") if isinstance(text, str) else list(text)
-    return tuple(part.strip().removeprefix("linear_attn.") for part in parts if part.strip())
-
-
-def layer_numbers(text: str | Iterable[int] | int | None) -> list[int] | None:
-    """Block indices from "0-8,12,-1", ints, or None for all."""
-    if text is None:
-        return None
-    if isinstance(text, int):
-        return [text]
-    if not isinstance(text, str):
-        return [int(n) for n in text]
-    numbers: list[int] = []
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        span = re.fullmatch(r"(\d+)-(\d+)", part)
-        if span:
-            first, last = int(span[1]), int(span[2])
-            if last < first:
-                raise ArgumentError(f"layers: {part!r} runs backwards")
-            numbers += range(first, last + 1)
-        elif re.fullmatch(r"-?\d+", part):
-            numbers.append(int(part))
-        else:
-            raise ArgumentError(f"layers: got {part!r}, needs numbers and ranges like 0-8,12,-1")
-    return numbers
-
-
-def chosen_layers(text: Any, recurrent: Iterable[int], count: int) -> tuple[int, ...]:
-    """The recurrent blocks that `layers` means, in order."""
-    have = sorted(recurrent)
-    wanted = layer_numbers(text)
-    if wanted is None:
-        return tuple(have)
-    chosen = set()
-    for n in wanted:
-        layer = n + count if n < 0 else n
-        if layer not in have:
-            kind = "does not exist" if not 0 <= layer < count else "has no recurrent mixer"
-            raise ArgumentError(f"layers: layer {n} {kind}; those that have one: {_ranges(have)}")
-        chosen.add(layer)
-    return tuple(sorted(chosen))
-
-
-def _ranges(numbers: list[int]) -> str:
-    parts: list[list[int]] = []
-    for n in numbers:
-        if parts and n == parts[-1][-1] + 1:
-            parts[-1].append(n)
-        else:
-            parts.append([n])
-    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
-
-
-def positions_of(tokens: str, length: int) -> list[int]:
-    """Token positions in a document of `length` tokens.
-
-    "every:N" is the tokens N-1, 2N-1, ...: the states after N tokens, after 2N, and so on.
-    """
-    if tokens == "last":
-        return [length - 1]
-    if tokens == "all":
-        return list(range(length)) if length < 1 << 30 else []
-    every = re.fullmatch(r"every:(\d+)", tokens)
-    if every:
-        step = int(every[1])
-        if step < 1:
-            raise ArgumentError("tokens: every:N needs N of at least 1")
-        return list(range(step - 1, length, step)) if length < 1 << 30 else []
-    positions = []
-    for part in tokens.split(","):
-        if not re.fullmatch(r"\s*-?\d+\s*", part):
-            raise ArgumentError(f"tokens: got {part.strip()!r}, needs last, all, every:N, or positions like 0,5,-1")
-        n = int(part)
-        if not -length <= n < length:
-            raise CaptureError(f"token {n} is outside of its {length} tokens")
-        positions.append(n % length)
-    return sorted(set(positions))
+def value_names(values: str | Iterable[str]) -> tuple[str, ...]:
+    """Value names from a list or by comma, none twice; `linear_attn.` in front is allowed."""
+    parts = values.split(",") if isinstance(values, str) else list(values)
+    return tuple(dict.fromkeys(part.strip().removeprefix("linear_attn.") for part in parts if part.strip()))

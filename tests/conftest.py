@@ -1,0 +1,44 @@
+"""Shared by every test: seeds, poisoned memory, checkpoints written once a session."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import pytest
+import tiny
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("statetap", deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))
+settings.load_profile("statetap")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned():
+    """Memory that is not initialised holds nan, so that a result which was never written shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory):
+    """`checkpoints(model_type, **overrides)`: a folder with a tiny random checkpoint, written once a session."""
+    written = {}
+
+    def get(model_type="qwen3_5_text", **overrides):
+        key = model_type, tuple(sorted((k, str(v)) for k, v in overrides.items()))
+        if key not in written:
+            written[key] = tiny.checkpoint(tmp_path_factory.mktemp(model_type), model_type, **overrides)
+        return written[key]
+
+    return get
