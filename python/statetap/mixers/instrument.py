@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any, Callable, Iterator
 from weakref import WeakKeyDictionary
@@ -141,7 +141,7 @@ class Mixer:
 
     def call_kernel(self, name: str, original: Callable, args: tuple, kwargs: dict) -> Any:
         """Run one kernel call for the mixer's forward: open it, show it, close it."""
-        with current.standing_aside():
+        with current.standing_aside(), _keeping_own_tensors():
             call, close = self._open(original, args, kwargs)
             if _recomputing():
                 if self._edited:
@@ -163,6 +163,17 @@ class Mixer:
         kernel = RULES[self.owner.spec.rule](original, *args, **kwargs)
         held = HeldCall(kernel, f"layers[{self.layer}].linear_attn", self.layer, backend)
         return MixerCall(held), held.close
+
+
+def _keeping_own_tensors() -> Any:
+    """What is saved for backward while a call is open is saved as ever, and not counted by gradient checkpointing.
+
+    Checkpointing recomputes a layer and expects to save as many tensors as the first time; what was looked at or
+    edited in a trace is not looked at again.
+    """
+    if not torch.is_grad_enabled():
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
 
 
 def _recomputing() -> bool:

@@ -7,52 +7,83 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator
 
 from ..errors import CaptureError
-from .data import Corpus, Line
-from .spec import Spec, positions_of
+from .data import BadLine, Corpus
+from .select import token_positions
+from .spec import CHUNK, Spec
 
-UNIT_DOCUMENTS = 1024
-UNIT_BATCHES = 32
+UNIT_LINES, UNIT_DOCUMENTS, UNIT_BATCHES = 8192, 1024, 32
 
 
 @dataclass
 class Document:
-    """One row of a run: a text's tokens, or a part of them."""
+    """One row of a run: a text's tokens, or a part of them.
+
+    Attributes:
+        line: of the input, from 1.
+        text: the line's, whole.
+        ids: token ids.
+        first_token: where `ids` begins in the text's tokens, if the text was split.
+        positions: in `ids`, where `states` are wanted.
+    """
 
     line: int
     text: str
     ids: list[int]
     first_token: int = 0
-    positions: list[int] = field(default_factory=list)  # where `states` are wanted
+    positions: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    def rows(self, kind: str) -> int:
+        """How many rows it has in a field whose rows are of this kind."""
+        if kind == "document":
+            return 1
+        if kind == "position":
+            return len(self.positions)
+        return len(self) if kind == "token" else -(-len(self) // CHUNK)
+
 
 @dataclass
 class Unit:
-    """Documents of consecutive lines: one shard. `checksum` is of the lines as they were read, bad ones too."""
+    """The documents of consecutive lines: one shard. `checksum` is of the lines as they were read, bad ones too."""
 
     number: int
     first_line: int
     lines: int = 0
     documents: list[Document] = field(default_factory=list)
     skipped: list[tuple[int, str]] = field(default_factory=list)
+    long: list[tuple[int, int]] = field(default_factory=list)  # lines that were split or truncated, their tokens
+    tokens: int = 0
     bytes: int = 0
 
     def __post_init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
 
-    def add_line(self, line: Line) -> None:
+    def add_line(self, raw: bytes) -> None:
         self.lines += 1
-        self._hash.update(len(line.raw).to_bytes(8, "little") + line.raw)
+        self._hash.update(len(raw).to_bytes(8, "little") + raw)
 
     @property
     def checksum(self) -> str:
         return self._hash.hexdigest()
 
+    def record(self, first_document: int) -> dict[str, Any]:
+        """What the unit's shard says of it."""
+        return {
+            "unit": self.number,
+            "first_line": self.first_line,
+            "lines": self.lines,
+            "lines_checksum": self.checksum,
+            "first_document": first_document,
+            "rows": {k: sum(d.rows(k) for d in self.documents) for k in ("document", "token", "position", "chunk")},
+            "skipped": self.skipped,
+            "long": self.long,
+        }
+
 
 class Units:
-    """The units of a corpus, one after the other.
+    """The units of a corpus, one after the other: each is made (`next`) or, if it is done already, passed over.
 
     Args:
         corpus: where the lines come from.
@@ -72,126 +103,123 @@ class Units:
     ) -> None:
         self.corpus, self.spec, self.encode, self.context = corpus, spec, encode, context
         self.document_bytes = document_bytes
-        self._lines: Iterator[Line] | None = None
+        self.documents = 0  # before the next unit
+        self.number = 0  # of the next unit
+        self._lines = iter(corpus)
         self._next_line = 1
-        self._documents = 0
-        self._number = 0
 
-    def replay(self, done: list[dict[str, Any]]) -> None:
-        """Pass over the lines of the units that are done, and make sure that they are the same lines.
+    def next(self) -> Unit | None:
+        """The next unit, or None at the end of the corpus or at the limit."""
+        unit = Unit(self.number, self._next_line)
+        while not self._is_full(unit):
+            number, raw = next(self._lines, (0, b""))
+            if not number:
+                break
+            self._next_line = number + 1
+            unit.add_line(raw)
+            for document in self._captured(unit, number, raw):
+                unit.documents.append(document)
+                unit.tokens += len(document)
+                unit.bytes += self.document_bytes(document)
+        if not unit.lines:
+            return None
+        self._count(len(unit.documents))
+        return unit
+
+    def pass_over(self, record: dict[str, Any]) -> None:
+        """Read the lines of a unit that is done, and make sure that they are those it was made of.
 
         Raises:
             CaptureError: the corpus has changed.
         """
-        for record in done:
-            unit = Unit(record["unit"], self._next_line)
-            for line in self._take(record["lines"]):
-                unit.add_line(line)
-            if unit.lines != record["lines"] or unit.checksum != record["lines_checksum"]:
-                first, last = record["first_line"], record["first_line"] + record["lines"] - 1
-                raise CaptureError(
-                    f"data: lines {first}-{last} of {self.corpus.name} are not those of this run: checksum was "
-                    f"{record['lines_checksum']}, now {unit.checksum}. Use another output, or --overwrite."
-                )
-            self._documents += record["documents"]
-            self._number = record["unit"] + 1
-
-    def __iter__(self) -> Iterator[Unit]:
-        while True:
-            unit = Unit(self._number, self._next_line)
-            self._number += 1
-            ended = self._fill(unit)
-            if unit.lines:
-                yield unit
-            if ended:
-                return
-
-    def at_end(self) -> bool:
-        """Whether the corpus (or the limit) has nothing more."""
-        if self._full():
-            return True
-        return next(iter(self._take(1)), None) is None
-
-    def _take(self, count: int) -> Iterator[Line]:
-        self._lines = self._lines or self.corpus.lines()
-        for _ in range(count):
-            line = next(self._lines, None)
-            if line is None:
-                return
-            self._next_line = line.number + 1
-            yield line
-
-    def _full(self) -> bool:
-        return self.spec.limit is not None and self._documents >= self.spec.limit
-
-    def _fill(self, unit: Unit) -> bool:
-        """Add lines until the unit is large enough; whether the corpus ended."""
-        tokens = 0
-        while not self._full():
-            line = next(iter(self._take(1)), None)
-            if line is None:
-                return True
-            unit.add_line(line)
-            try:
-                documents = self._documents_of(line)
-            except _TooLong as problem:
-                unit.skipped.append((line.number, str(problem)))
-                continue
-            except CaptureError as problem:
-                self._bad(unit, line, str(problem))
-                continue
-            unit.documents += documents
-            self._documents += len(documents)
-            unit.bytes += sum(map(self.document_bytes, documents))
-            tokens += sum(map(len, documents))
-            enough = len(unit.documents) >= UNIT_DOCUMENTS or tokens >= UNIT_BATCHES * self.spec.batch_tokens
-            if enough or unit.bytes >= self.spec.shard_bytes:
-                return False
-        return True
-
-    def _bad(self, unit: Unit, line: Line, problem: str) -> None:
-        if self.spec.on_error == "raise":
+        unit = Unit(self.number, self._next_line)
+        for _ in range(record["lines"]):
+            number, raw = next(self._lines, (0, b""))
+            if not number:
+                break
+            self._next_line = number + 1
+            unit.add_line(raw)
+        if (unit.first_line, unit.lines, unit.checksum) != (
+            record["first_line"],
+            record["lines"],
+            record["lines_checksum"],
+        ):
             raise CaptureError(
-                f"{self.corpus.name}, line {line.number}: {problem}. Mend the line, or pass --on-error skip to leave "
-                "such lines out."
+                f"data: lines {unit.first_line}-{unit.first_line + record['lines'] - 1} of {self.corpus.name} are not those "
+                f"of this run: their checksum was {record['lines_checksum']}, now {unit.checksum}. Use another output, or "
+                "--overwrite."
             )
-        unit.skipped.append((line.number, problem))
+        self._count(record["rows"]["document"])
 
-    def _documents_of(self, line: Line) -> list[Document]:
-        if line.text is None:
-            raise CaptureError(line.problem)
-        ids = self.encode(line.text)
+    def _count(self, documents: int) -> None:
+        self.documents += documents
+        self.number += 1
+
+    def _is_full(self, unit: Unit) -> bool:
+        limit = self.spec.limit
+        return (
+            (limit is not None and self.documents + len(unit.documents) >= limit)
+            or unit.lines >= UNIT_LINES
+            or len(unit.documents) >= UNIT_DOCUMENTS
+            or unit.tokens >= UNIT_BATCHES * self.spec.batch_tokens
+            or unit.bytes >= self.spec.shard_bytes
+        )
+
+    def _captured(self, unit: Unit, number: int, raw: bytes) -> list[Document]:
+        """The documents of a line; none if it is left out, which the unit records."""
+        try:
+            documents, tokens = self._documents(number, raw)
+            if len(documents) > 1 or len(documents[0]) < tokens:
+                unit.long.append((number, tokens))
+            return documents
+        except _LeftOut as reason:
+            unit.skipped.append((number, str(reason)))
+        except CaptureError as reason:
+            if self.spec.on_error == "raise":
+                raise CaptureError(
+                    f"{self.corpus.name}, line {number}: {reason}. Pass --on-error skip to leave such lines out and go on, "
+                    "or mend the file and start anew."
+                ) from None
+            unit.skipped.append((number, str(reason)))
+        return []
+
+    def _documents(self, number: int, raw: bytes) -> tuple[list[Document], int]:
+        """What a line becomes, and how many tokens its text has."""
+        text = self.corpus.text(raw)
+        ids = self.encode(text)
         if not ids:
-            raise CaptureError("the tokenizer makes no tokens of it")
-        parts = [(0, ids)]
-        if self.context is not None and len(ids) > self.context:
-            parts = self._shorten(ids)
-        wants_states = "states" in self.spec.values
-        return [
-            Document(
-                line.number, line.text, part, first, positions_of(self.spec.tokens, len(part)) if wants_states else []
-            )
-            for first, part in parts
+            raise BadLine("the tokenizer makes no tokens of it")
+        choose = self.spec.tokens if "states" in self.spec.values else None
+        documents = [
+            Document(number, text, part, first, [] if choose is None else token_positions(choose, len(part)))
+            for first, part in self._parts(ids)
         ]
+        return documents, len(ids)
 
-    def _shorten(self, ids: list[int]) -> list[tuple[int, list[int]]]:
-        context = self.context or 0
+    def _parts(self, ids: list[int]) -> list[tuple[int, list[int]]]:
+        """(first token, ids) of the documents that a text becomes."""
+        context = self.context
+        if context is None or len(ids) <= context:
+            return [(0, ids)]
         if self.spec.long == "truncate":
             return [(0, ids[:context])]
         if self.spec.long == "split":
             return [(i, ids[i : i + context]) for i in range(0, len(ids), context)]
-        problem = f"{len(ids)} tokens, and the model takes {context}"
+        reason = f"{len(ids)} tokens, and the model takes {context}"
         if self.spec.long == "skip":
-            raise _TooLong(problem)
-        raise CaptureError(f"{problem} (--long split, truncate or skip)")
+            raise _LeftOut(reason)
+        raise BadLine(f"{reason} (or --long split, truncate or skip)")
 
 
-class _TooLong(CaptureError):
+class _LeftOut(Exception):
     """A text that is left out because it is too long, whatever is done with bad lines."""
 
 
 def batches(documents: list[Document], budget: int) -> Iterator[list[int]]:
-    """Indices of documents that are run together: of like length, at most `budget` tokens with their padding."""
+    """Indices of documents that are run together: of like length, at most `budget` tokens with their padding.
+
+    A document longer than `budget` is a batch of its own.
+    """
     by_length = sorted(range(len(documents)), key=lambda i: (-len(documents[i]), i))
     batch: list[int] = []
     for i in by_length:

@@ -1,106 +1,215 @@
-"""A corpus as a stream of documents, one line at a time: memory does not grow with it."""
+"""A corpus as a stream of lines: memory does not grow with it."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
+import io
 import json
+import os
+import select
 import sys
-from dataclasses import dataclass
+import zlib
 from pathlib import Path
-from typing import IO, Any, Iterator
+from typing import Any, Iterator
 
 from ..errors import ArgumentError, CaptureError
+from .stopping import ShouldStop, check
+
+_TEXT, _JSON = (".txt", ".text"), (".jsonl", ".ndjson", ".json")
+_BOM = b"\xef\xbb\xbf"
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of the input: its number from 1, its bytes, and the text or why there is none."""
-
-    number: int
-    raw: bytes
-    text: str | None
-    problem: str | None = None
+class BadLine(CaptureError):
+    """A line that there is nothing to capture of; the message is the reason."""
 
 
 class Corpus:
-    """Lines of a text file (a document a line), of JSON lines, of a pipe, or of standard input (`-`, JSON lines).
+    """Lines of a text file (a document a line) or of JSON lines, compressed or not; of a pipe or standard input too.
 
-    A line that is empty or holds only white space is a bad line: there is nothing to capture.
+    A line is ended by a line feed, or a carriage return and a line feed. A pipe is read once, from its beginning.
+
+    Args:
+        source: a path, or "-" for standard input.
+        field: of a JSON line, where the text is.
+        kind: "text", "jsonl", or "auto": by the file's name; else JSON lines if the first line is a JSON object. Standard
+            input is JSON lines.
+        should_stop: asked while a pipe is waited for.
+
+    Attributes:
+        name: the source, for messages.
+        kind: "text" or "jsonl".
     """
 
-    def __init__(self, source: str | Path, field: str = "text") -> None:
-        self.name = str(source)
-        self.field = field
+    def __init__(
+        self,
+        source: str | Path,
+        field: str = "text",
+        kind: str = "auto",
+        should_stop: ShouldStop = lambda: False,
+    ) -> None:
+        self.name, self.field, self._should_stop = str(source), field, should_stop
         path = Path(self.name)
         if self.name != "-":
             if not path.exists():
                 raise CaptureError(f"data: {self.name} does not exist")
             if path.is_dir():
                 raise CaptureError(f"data: {self.name} is a folder; give a .txt or .jsonl file")
+        self.is_pipe = self.name == "-" or not path.is_file()
+        self._stream: Any = None
+        self._stamp = None if self.is_pipe else _stamp(path)
         suffixes = [s.lower() for s in path.suffixes]
-        self.compressed = next((s for s in suffixes[-1:] if s in (".gz", ".zst")), None)
-        kind = suffixes[-2] if self.compressed and len(suffixes) > 1 else (suffixes[-1] if suffixes else "")
-        self.json = self.name == "-" or kind in (".jsonl", ".ndjson", ".json")
-        if not self.json and kind not in (".txt", ".text", "") and not path.is_fifo():
+        self._compressed = suffixes.pop() if suffixes and suffixes[-1] in (".gz", ".zst") else None
+        self.kind = kind if kind != "auto" else self._guess(suffixes[-1] if suffixes else "")
+
+    def _guess(self, suffix: str) -> str:
+        if self.name == "-" or suffix in _JSON:
+            return "jsonl"
+        if suffix in _TEXT:
+            return "text"
+        if suffix and not self.is_pipe:
             raise ArgumentError(
-                f"data: {self.name} is of no known kind; needs .txt, .jsonl, either with .gz or .zst, or -"
+                f"data: {self.name} is of no known kind; needs .txt or .jsonl, either with .gz or .zst, or --data-format"
             )
-
-    def lines(self) -> Iterator[Line]:
-        """Every line in order. A line is ended by a line feed only."""
-        with self._open() as stream:
-            try:
-                for number, raw in enumerate(stream, 1):
-                    raw = raw.rstrip(b"\n").rstrip(b"\r")
-                    yield Line(number, raw, *self._text(raw))
-            except (OSError, EOFError) as error:
-                raise CaptureError(f"data: {self.name} cannot be read to its end: {error}") from None
-
-    def _open(self) -> Any:
-        if self.name == "-":
-            return sys.stdin.buffer
         try:
-            if self.compressed == ".gz":
-                return gzip.open(self.name, "rb")
-            if self.compressed == ".zst":
-                return _zst(self.name)
-            return open(self.name, "rb")
+            stream = self._open()
+            first = stream.peek(1 << 16).removeprefix(_BOM)
+            if not self.is_pipe:
+                stream.close()
+        except (OSError, EOFError, zlib.error) as error:
+            raise self._unreadable(error) from None
+        return "jsonl" if first.lstrip().startswith(b"{") else "text"
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of a file's bytes; None for a pipe, whose lines are checked as they come."""
+        if self.is_pipe:
+            return None
+        found = hashlib.blake2b(digest_size=16)
+        try:
+            with open(self.name, "rb") as file:
+                while piece := file.read(1 << 22):
+                    found.update(piece)
+                    check(self._should_stop)
         except OSError as error:
-            raise CaptureError(f"data: {self.name} cannot be opened: {error.strerror or error}") from None
+            raise self._unreadable(error) from None
+        return found.hexdigest()
 
-    def _text(self, raw: bytes) -> tuple[str | None, str | None]:
-        """The text of a line, or what is wrong with it."""
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        """(number from 1, bytes without the line's end) of every line.
+
+        Raises:
+            CaptureError: the file cannot be read to its end, or was changed meanwhile.
+        """
         try:
-            line = raw.decode("utf-8")
+            with self._open() as stream:
+                self._stream = None
+                for number, raw in enumerate(stream, 1):
+                    check(self._should_stop)
+                    if number == 1:
+                        raw = raw.removeprefix(_BOM)
+                    yield number, raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw
+        except (OSError, EOFError, zlib.error) as error:
+            raise self._unreadable(error) from None
+        if self._stamp is not None and _stamp(Path(self.name)) != self._stamp:
+            raise CaptureError(f"data: {self.name} was changed while it was read")
+
+    def text(self, raw: bytes) -> str:
+        """The text of a line.
+
+        Raises:
+            BadLine: there is none, with the reason.
+        """
+        try:
+            text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            return None, f"not UTF-8 (byte {error.start})"
-        if not self.json:
-            return _nonempty(line)
-        if not line.strip():
-            return None, "empty"
+            raise BadLine(f"not UTF-8 (at byte {error.start + 1})") from None
+        if self.kind == "jsonl" and text.strip():
+            text = self._field(text)
+        if not text.strip():
+            raise BadLine("only white space" if text else "empty")
+        return text
+
+    def _field(self, line: str) -> str:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            return None, f"not JSON ({error})"
-        if not isinstance(record, dict) or self.field not in record:
-            return None, f"no field {self.field!r}"
+            where = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+            raise BadLine(f"not JSON ({getattr(error, 'msg', error)}{where})") from None
+        if not isinstance(record, dict):
+            raise BadLine(f"not a JSON object but {_kind(record)}")
+        if self.field not in record:
+            raise BadLine(f"no field {self.field!r} (it has {', '.join(map(repr, list(record)[:5])) or 'none'})")
         text = record[self.field]
         if not isinstance(text, str):
-            return None, f"field {self.field!r} is {type(text).__name__}, not text"
+            raise BadLine(f"field {self.field!r} is {_kind(text)}, not text")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
-            return None, f"field {self.field!r} holds half of a surrogate pair"
-        return _nonempty(text)
+            raise BadLine(f"field {self.field!r} holds half of a surrogate pair") from None
+        return text
+
+    def _open(self) -> Any:
+        """The stream of bytes; the one that was peeked into, for a pipe."""
+        if self._stream is None or not self.is_pipe:
+            self._stream = self._decompressed(_pipe(self.name, self._should_stop) if self.is_pipe else open(self.name, "rb"))
+        return self._stream
+
+    def _decompressed(self, stream: Any) -> Any:
+        if self._compressed == ".gz":
+            return gzip.GzipFile(fileobj=stream)
+        if self._compressed == ".zst":
+            return _zst(self.name, stream)
+        return stream
+
+    def _unreadable(self, error: Exception) -> CaptureError:
+        reason = getattr(error, "strerror", None) or error
+        return CaptureError(f"data: {self.name} cannot be read to its end: {reason}")
 
 
-def _nonempty(text: str) -> tuple[str | None, str | None]:
-    return (text, None) if text.strip() else (None, "empty" if not text else "only white space")
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
-def _zst(name: str) -> IO[bytes]:
+def _kind(value: Any) -> str:
+    """What a JSON value is, in words."""
+    names = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object", str: "text"}
+    return names.get(type(value), "null")
+
+
+def _zst(name: str, stream: Any) -> Any:
     try:
         import zstandard
     except ImportError:
         raise CaptureError(f'data: {name} needs zstandard: pip install "statetap[data]"') from None
-    return zstandard.open(name, "rb")
+    return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(stream))  # type: ignore[arg-type]
+
+
+def _pipe(name: str, should_stop: ShouldStop) -> Any:
+    if os.name == "nt":  # no select for pipes there
+        return sys.stdin.buffer if name == "-" else open(name, "rb")
+    handle = os.dup(sys.stdin.fileno()) if name == "-" else os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+    return io.BufferedReader(_Pipe(handle, should_stop), 1 << 16)
+
+
+class _Pipe(io.RawIOBase):
+    """A pipe that can be waited for without being deaf to a request to stop."""
+
+    def __init__(self, handle: int, should_stop: ShouldStop) -> None:
+        self._handle, self._should_stop = handle, should_stop
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not select.select([self._handle], [], [], 0.1)[0]:
+            check(self._should_stop)
+        data = os.read(self._handle, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._handle)
+        super().close()

@@ -8,41 +8,52 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Iterable
 
 from ..errors import CaptureError
 
 TEMPORARY = ".part"
-MARGIN = 1 << 20  # bytes that are left free on a disk
+MARGIN = 1 << 18  # bytes that are left free on a disk, for the small files at the end
 
 
-def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """`write(neighbour)`, then rename it to `path`. On a full disk nothing is left behind.
+def write_whole(path: Path, pieces: Iterable[Any]) -> None:
+    """Write bytes to a neighbour, then rename it to `path`. If anything goes wrong nothing is left behind.
 
     Raises:
         CaptureError: the disk is full, or the file cannot be written.
     """
     neighbour = path.with_name(path.name + TEMPORARY)
     try:
-        write(neighbour)
-        with open(neighbour, "rb+") as file:
+        with open(neighbour, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
             os.fsync(file.fileno())
         os.replace(neighbour, path)
-        _sync_folder(path.parent)
-    except Exception as error:
-        neighbour.unlink(missing_ok=True)
-        if _is_full(error):
-            raise CaptureError(
-                f"the disk is full: {path} could not be written. What is there is whole; make room and give the same "
-                "command again to go on."
-            ) from None
+        sync_folder(path.parent)
+    except BaseException as error:
+        _forget(neighbour)
         if isinstance(error, OSError):
-            raise CaptureError(f"{path} cannot be written: {error.strerror or error}") from None
+            raise cannot_write(path, error) from None
         raise
 
 
+def cannot_write(path: Path, error: OSError) -> CaptureError:
+    """What to tell of an error of the disk."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CaptureError(
+            f"the disk is full: {path} could not be written. What is there is whole; make room and give the same command "
+            "again to go on."
+        )
+    return CaptureError(f"{path} cannot be written: {error.strerror or error}")
+
+
 def require_space(folder: Path, needed: int) -> None:
-    """Stop while the disk can still hold what is about to be written."""
+    """Stop while the disk can still hold what is about to be written.
+
+    Raises:
+        CaptureError: it cannot.
+    """
     free = shutil.disk_usage(folder).free
     if free < needed + MARGIN:
         raise CaptureError(
@@ -52,8 +63,11 @@ def require_space(folder: Path, needed: int) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    write_whole(path, lambda neighbour: _write_text(neighbour, text))
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    write_whole(path, [text.encode()])
 
 
 def read_json(path: Path) -> Any:
@@ -62,36 +76,26 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise CaptureError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CaptureError(f"{path} cannot be read: {error}") from None
 
 
-def write_text(path: Path, text: str) -> None:
-    write_whole(path, lambda neighbour: _write_text(neighbour, text))
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CaptureError(f"output: {path} cannot be made: {error.strerror or error}") from None
 
 
-def remove_temporaries(folder: Path) -> None:
-    """What a killed run left of files that it was writing."""
-    for path in folder.rglob("*" + TEMPORARY):
-        path.unlink(missing_ok=True)
+def checksum(pieces: Iterable[Any]) -> str:
+    """blake2b, 16 bytes, of things that have a buffer, one after the other."""
+    found = hashlib.blake2b(digest_size=16)
+    for piece in pieces:
+        found.update(piece)
+    return found.hexdigest()
 
 
-def checksum(data: Any) -> str:
-    """Of the bytes of anything that has a buffer."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def _write_text(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-
-
-def _is_full(error: Exception) -> bool:
-    full = (errno.ENOSPC, errno.EDQUOT)
-    return (isinstance(error, OSError) and error.errno in full) or "No space left" in str(error)
-
-
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     if os.name == "nt":  # folders cannot be synced there
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -99,3 +103,10 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _forget(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        pass  # what went wrong first is what to tell

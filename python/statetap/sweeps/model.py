@@ -1,19 +1,21 @@
-"""The model and the tokenizer of a sweep, and what identifies them when it is resumed."""
+"""The model and the tokenizer of a sweep, and what identifies them when it is gone on with."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import families
-from ..errors import CaptureError
+from ..errors import ArgumentError, CaptureError, Error
 from ..mixers import Instrumented, MixerCall, instrument, is_instrumented
+from ..ops.backends import AUTO, BACKENDS
 from .spec import digest
 
 
@@ -22,57 +24,48 @@ class Loaded:
     """A model ready for a sweep.
 
     Attributes:
-        identity: what must not change when a run is resumed.
+        identity: what must not change when a run is gone on with.
         about: what else the manifest says of it.
-        ours: whether the instrumentation is this sweep's, to be taken away at its end.
+        device: where its tokens go.
     """
 
-    model: nn.Module
     tokenizer: Any
     instrumented: Instrumented
     identity: dict[str, Any]
     about: dict[str, Any]
-    ours: bool
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+    device: torch.device
 
     @property
     def config(self) -> Any:
         return self.instrumented.text_model.config
-
-    def encode(self, text: str, special_tokens: bool) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=special_tokens, verbose=False)["input_ids"])
 
     @property
     def context(self) -> int | None:
         """The longest text, in tokens."""
         return getattr(self.config, "max_position_embeddings", None)
 
-    def shapes(self) -> dict[str, int]:
-        """Sizes of a layer's values, read off a forward of one token."""
+    def encode(self, text: str, special_tokens: bool) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=special_tokens, verbose=False)["input_ids"])
+
+    def sizes(self) -> dict[str, int]:
+        """Sizes of a call's axes, read off a forward of one token; `decay_dims` only where decays are per key channel."""
         found: dict[str, int] = {}
 
         def look(call: Any) -> None:
             if isinstance(call, MixerCall) and not found:
-                decays, values, keys = call.decays, call.values, call.queries
-                found.update(
-                    heads=values.shape[2],
-                    value_dim=values.shape[3],
-                    key_dim=keys.shape[3],
-                    key_heads=call.trajectory.keys.shape[2],
-                    channels=decays.shape[3] if decays.ndim == 4 else 1,
-                )
+                heads, value_dim = call.values.shape[2:]
+                key_heads, key_dim = call.trajectory.keys.shape[2:]
+                found.update(heads=heads, all_heads=heads, key_heads=key_heads, key_dim=key_dim, value_dim=value_dim)
+                found.update({"decay_dims": n for n in call.decays.shape[3:]})
 
         with self.instrumented.watching(look), torch.no_grad():
-            self.instrumented.text_model(
-                input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False
-            )
+            ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            self.instrumented.text_model(input_ids=ids, use_cache=False)
         return found
 
 
-def load(
+@contextmanager
+def loaded(
     model: str | Path | nn.Module,
     tokenizer: Any = None,
     *,
@@ -81,40 +74,53 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
     backend: str = "auto",
-) -> Loaded:
-    """Load, instrument and identify a model.
+) -> Iterator[Loaded]:
+    """A model loaded, instrumented and identified; one that was given loaded is put back as it was at the end.
 
     Raises:
         CaptureError: it cannot be loaded. UnsupportedFamily: it is of no supported family.
     """
     if isinstance(model, nn.Module):
         if tokenizer is None:
-            raise CaptureError("tokenizer: a model that is loaded already needs its tokenizer beside it")
+            raise ArgumentError("tokenizer: a model that is loaded already needs its tokenizer beside it")
         module, name = model, getattr(model, "name_or_path", "") or type(model).__name__
     else:
         name = str(model)
         module, tokenizer = _from_pretrained(name, tokenizer, model_dtype, revision, trust_remote_code)
-        module.to(_device(device))
+        _move(module, name, _device(device))
     family = families.family_of(module.config)
-    ours = not is_instrumented(module)
-    instrumented = instrument(module, family.mixer, backend=backend)
-    config = json.loads(module.config.to_json_string(use_diff=False))
-    identity = {
+    ours, training = not is_instrumented(module), module.training
+    before = None if ours else instrument(module, family.mixer).backend
+    instrumented = instrument(module.eval(), family.mixer, backend=backend)
+    where = next(module.parameters()).device
+    about = {"id": name, "family": family.model_type, "class": type(module).__name__}
+    try:
+        yield Loaded(tokenizer, instrumented, _identity(module, tokenizer, revision, backend, where), about, where)
+    finally:
+        module.train(training)
+        if ours:
+            instrumented.remove()
+        else:
+            instrumented.route(before)
+
+
+def _identity(
+    module: nn.Module, tokenizer: Any, revision: str | None, backend: str, device: torch.device
+) -> dict[str, Any]:
+    config: Any = module.config
+    fields = json.loads(config.to_json_string(use_diff=False))
+    return {
         "model": {
-            "config": digest({k: v for k, v in config.items() if k not in ("_name_or_path", "transformers_version")}),
-            "weights": _weights_fingerprint(module),
+            "revision": revision,
+            "commit": getattr(config, "_commit_hash", None),
+            "config": digest({k: v for k, v in fields.items() if k not in ("_name_or_path", "transformers_version")}),
+            "weights": weights_checksum(module),
             "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
         },
-        "tokenizer": _tokenizer_fingerprint(tokenizer),
+        "tokenizer": tokenizer_checksum(tokenizer),
+        "kernels": next(n for n in AUTO if BACKENDS[n].available(device) is None) if backend == "auto" else backend,
+        "device": device.type,
     }
-    about = {
-        "id": name,
-        "family": family.model_type,
-        "class": type(module).__name__,
-        "commit": _commit(module),
-        "revision": revision,
-    }
-    return Loaded(module.eval(), tokenizer, instrumented, identity, about, ours)
 
 
 def _from_pretrained(
@@ -122,42 +128,66 @@ def _from_pretrained(
 ) -> tuple[nn.Module, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    options = {"revision": revision, "trust_remote_code": trust}
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust}
+    if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ArgumentError(f"model_dtype: got {dtype!r}, needs one of float32, bfloat16, float16")
     try:
         families.family_of(AutoConfig.from_pretrained(name, **options))
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, **options)
         return AutoModelForCausalLM.from_pretrained(name, dtype=dtype or "auto", **options), tokenizer
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CaptureError(f"model: {name} cannot be loaded: {reason}") from None
+    except Error:
+        raise
+    except Exception as error:  # of many kinds: the hub's, the files', the model's own
+        raise CaptureError(f"model: {name} cannot be loaded: {_line(error)}") from None
 
 
 def _device(device: str | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
+        return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
-        raise CaptureError(f"device: {device!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return chosen
+        raise ArgumentError(f"device: {device!r} cannot be used: {_line(error)}") from None
 
 
-def _commit(module: nn.Module) -> str | None:
-    return getattr(module.config, "_commit_hash", None)
+def _move(module: nn.Module, name: str, device: torch.device) -> None:
+    try:
+        module.to(device)
+    except torch.OutOfMemoryError:
+        raise CaptureError(f"model: {name} does not fit on {device}") from None
 
 
-def _weights_fingerprint(module: nn.Module) -> str:
-    """Of every parameter's name, shape, dtype, and of up to a thousand of its values, spread over it."""
+def weights_checksum(module: nn.Module) -> str:
+    """Of every weight: its name, dtype, shape, and two sums over all of its bits, in whole numbers.
+
+    Computed where the weights are, so it costs a pass over them and is the same on every device.
+    """
     found = hashlib.blake2b(digest_size=16)
     for name, weight in sorted(module.state_dict().items()):
-        flat = weight.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // 1000)][:1000].to("cpu", torch.float64)
-        found.update(f"{name}{list(weight.shape)}{weight.dtype}".encode())
-        found.update(sample.numpy().tobytes())
+        found.update(f"{name}:{weight.dtype}:{list(weight.shape)}:{_sums(weight.detach())};".encode())
     return found.hexdigest()
 
 
-def _tokenizer_fingerprint(tokenizer: Any) -> str:
+def _sums(weight: Tensor) -> list[int]:
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = weight.contiguous().reshape(-1).view(kinds[weight.element_size()])
+    sums = [0, 0]
+    for piece in bits.split(1 << 22):
+        places = torch.arange(1, len(piece) + 1, device=piece.device, dtype=torch.int64)
+        sums = [sums[0] + int(piece.sum(dtype=torch.int64)), 3 * sums[1] + int((piece * places).sum())]
+        sums = [n % (1 << 64) for n in sums]
+    return sums
+
+
+def tokenizer_checksum(tokenizer: Any) -> str:
+    """Of what a tokenizer does, whatever padding and truncation it was last used with."""
     core = getattr(tokenizer, "backend_tokenizer", None)
-    return digest(core.to_str()) if core is not None else digest(sorted(tokenizer.get_vocab().items()))
+    if core is None:
+        return digest([type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map])
+    fields = json.loads(core.to_str())
+    return digest({k: v for k, v in fields.items() if k not in ("padding", "truncation")})
+
+
+def _line(error: BaseException) -> str:
+    """An error of another library, in one line."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -146,7 +146,8 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
 
 def policy_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """As `differences`, for policies: one that was at its refusing choice may be changed."""
-    return differences({k: v for k, v in old.items() if v != POLICIES[k]}, {k: new[k] for k in old if old[k] != POLICIES[k]})
+    fixed = {name: choice for name, choice in old.items() if choice != POLICIES[name]}
+    return differences(fixed, {name: new[name] for name in fixed})
 
 
 def _show(x: Any) -> str:
@@ -154,6 +155,7 @@ def _show(x: Any) -> str:
 
 
 def value_names(values: str | Iterable[str]) -> tuple[str, ...]:
-    """Value names from a list or by comma, none twice; `linear_attn.` in front is allowed."""
+    """Value names from a list or by comma, none twice, in the order of `VALUES`; `linear_attn.` in front is allowed."""
     parts = values.split(",") if isinstance(values, str) else list(values)
-    return tuple(dict.fromkeys(part.strip().removeprefix("linear_attn.") for part in parts if part.strip()))
+    names = dict.fromkeys(part.strip().removeprefix("linear_attn.") for part in parts if part.strip())
+    return tuple(sorted(names, key=lambda name: VALUES.index(name) if name in VALUES else -1))

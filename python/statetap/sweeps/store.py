@@ -1,26 +1,25 @@
-"""A run on disk: the manifest, a shard and a token file for every unit, the index. The format is docs/format.md."""
+"""A run on disk: the manifest, a shard and a token file for every unit, the index, the events. See docs/format.md."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+import numpy as np
 
 from ..errors import CaptureError
-from . import files
-from .spec import differences, digest
+from . import files, shard
+from .shard import Entry, Shard
+from .spec import differences, digest, policy_differences
 
 FORMAT = 1
 MANIFEST, INDEX, EVENTS, CARD, LOCK = "manifest.json", "index.safetensors", "events.jsonl", "README.md", ".lock"
 SHARDS, TOKENS = "shards", "tokens"
-OURS = (MANIFEST, INDEX, EVENTS, CARD, LOCK, SHARDS, TOKENS)
+COLUMNS = ("shard", "row", "document", "first_token", "last_token", "length")
+_NUMBERED = re.compile(r"(\d{5,})\.safetensors")
 
 
 class Store:
@@ -28,63 +27,69 @@ class Store:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._identity = ""
         self._lock: Any = None
 
-    # -- beginning and resuming --------------------------------------------------------------
+    # -- beginning and going on --------------------------------------------------------------
 
-    def begin(self, manifest: dict[str, Any], overwrite: bool = False) -> list[dict[str, Any]]:
-        """Make the folder, or take up the run that is in it; the records of the units that are done.
+    def begin(self, manifest: dict[str, Any], overwrite: bool = False) -> dict[str, Any]:
+        """Make the folder, or take up the run that is in it; the manifest that is there now.
 
         Raises:
             CaptureError: the folder holds something else, another run, or another process writes to it.
         """
-        if overwrite:
-            self._remove_ours()
-        exists = (self.path / MANIFEST).exists()
-        if not exists and self.path.exists() and any(self.path.iterdir()):
-            foreign = sorted(p.name for p in self.path.iterdir() if p.name not in OURS)
-            if foreign:
-                raise CaptureError(
-                    f"output: {self.path} holds files that are not a run ({', '.join(foreign[:3])}); give an empty or new "
-                    "folder"
-                )
+        self._identity = digest(manifest["identity"])
+        there = (self.path / MANIFEST).exists()
+        if there:
+            old = read_manifest(self.path)
+        elif self.path.exists():
+            self._refuse_foreign()
         for folder in (self.path, self.path / SHARDS, self.path / TOKENS):
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise CaptureError(f"output: {folder} cannot be made: {error.strerror or error}") from None
+            files.make_folder(folder)
         self._take_lock()
-        files.remove_temporaries(self.path)
-        if not exists:
-            self.write_manifest(manifest)
-            return []
-        self._refuse_other(manifest)
-        return self.records()
+        if there and not overwrite:
+            self._refuse_other(old, manifest)
+            self._remove(files.TEMPORARY)
+            if old["policies"] != manifest["policies"]:
+                self.write_manifest({**old, "policies": manifest["policies"]})
+            return read_manifest(self.path)
+        self._remove()
+        self.write_manifest(manifest)
+        return manifest
 
-    def _refuse_other(self, manifest: dict[str, Any]) -> None:
-        old = read_manifest(self.path)
+    def _refuse_foreign(self) -> None:
+        """A folder without a manifest may hold nothing but what a sweep leaves that was killed before it wrote one."""
+        if not self.path.is_dir():
+            raise CaptureError(f"output: {self.path} is a file; give a folder")
+        left = {LOCK, MANIFEST + files.TEMPORARY}
+        empty = [p for p in (self.path / SHARDS, self.path / TOKENS) if p.is_dir() and not any(p.iterdir())]
+        foreign = sorted(p.name for p in self.path.iterdir() if p.name not in left and p not in empty)
+        if foreign:
+            raise CaptureError(
+                f"output: {self.path} has no {MANIFEST} and holds other files ({', '.join(foreign[:3])}); give an empty or "
+                "new folder"
+            )
+
+    def _refuse_other(self, old: dict[str, Any], manifest: dict[str, Any]) -> None:
         changed = differences(old["identity"], manifest["identity"])
+        changed += policy_differences(old["policies"], manifest["policies"])
         if changed:
             raise CaptureError(
                 f"output: {self.path} holds a run of another specification ({'; '.join(changed)}). Use another output, or "
                 "--overwrite to delete that run."
             )
 
-    def _remove_ours(self) -> None:
-        if not self.path.exists():
-            return
-        if not (self.path / MANIFEST).exists() and any(self.path.iterdir()):
-            raise CaptureError(f"output: {self.path} holds no run, so --overwrite deletes nothing there")
-        for name in OURS:
-            target = self.path / name
-            if target.is_dir():
-                for pattern in ("*.safetensors", "*" + files.TEMPORARY):
-                    for file in target.glob(pattern):
-                        file.unlink()
-                if not any(target.iterdir()):
-                    target.rmdir()
-            elif target.exists():
-                target.unlink()
+    def _remove(self, ending: str = "") -> None:
+        """Delete the run's files, the manifest last; or those that were being written (`ending`)."""
+        mine = [self.path / name for name in (INDEX, EVENTS, CARD, MANIFEST)]
+        for folder in (SHARDS, TOKENS):
+            for path in sorted((self.path / folder).iterdir()):
+                if _NUMBERED.fullmatch(path.name.removesuffix(files.TEMPORARY)) and path.name.endswith(ending):
+                    path.unlink()
+        for path in mine:
+            path.with_name(path.name + files.TEMPORARY).unlink(missing_ok=True)
+            if not ending:
+                path.unlink(missing_ok=True)
 
     def _take_lock(self) -> None:
         """Held until the process ends, however it ends."""
@@ -92,13 +97,15 @@ class Store:
             import fcntl
         except ImportError:  # no such locks on this system
             return
-        self._lock = open(self.path / LOCK, "w")  # noqa: SIM115 - open as long as the run is written
         try:
+            self._lock = open(self.path / LOCK, "w")  # noqa: SIM115 - open as long as the run is written
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise CaptureError(
                 f"output: another process is writing {self.path}; wait for it or use another output"
             ) from None
+        except OSError as error:
+            raise files.cannot_write(self.path / LOCK, error) from None
 
     def close(self) -> None:
         """Let another process write here."""
@@ -108,109 +115,152 @@ class Store:
 
     # -- writing -----------------------------------------------------------------------------
 
-    def write_unit(self, record: dict[str, Any], values: dict[str, Tensor], tokens: dict[str, Tensor]) -> None:
-        """One unit: its tokens, then its shard. It is done when the shard exists."""
-        needed = sum(x.numel() * x.element_size() for x in (*values.values(), *tokens.values()))
-        files.require_space(self.path, needed)
-        self._save(TOKENS, record, tokens)
-        self._save(SHARDS, record, values)
+    def record(self, unit: int) -> dict[str, Any] | None:
+        """What the shard of a unit says of itself, if the unit is done."""
+        if not all(shard_path(self.path, folder, unit).exists() for folder in (SHARDS, TOKENS)):
+            return None
+        record = read_record(self.path, unit)
+        if record["identity"] != self._identity:
+            raise CaptureError(f"{shard_path(self.path, SHARDS, unit)} is of another run; delete it and capture again")
+        return record
 
-    def _save(self, folder: str, record: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        checksums = {name: files.checksum(as_bytes(x)) for name, x in tensors.items()}
-        metadata = {"statetap": json.dumps({**record, "format": FORMAT, "checksums": checksums}, ensure_ascii=False)}
-        path = shard_path(self.path, folder, record["unit"])
-        files.write_whole(path, lambda neighbour: save_file(tensors, neighbour, metadata))
+    def write_unit(self, record: dict[str, Any], values: dict[str, Entry], tokens: dict[str, Entry]) -> dict[str, Any]:
+        """One unit: its tokens, then its shard. It is done when both exist."""
+        files.require_space(self.path, sum(x.nbytes for x in (*values.values(), *tokens.values())))
+        for folder, entries in ((TOKENS, tokens), (SHARDS, values)):
+            checksums = {name: shard.checksum_of(x) for name, x in entries.items()}
+            metadata = {"format": FORMAT, "identity": self._identity, **record, "checksums": checksums}
+            shard.write(shard_path(self.path, folder, record["unit"]), entries, metadata)
+        return record
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
-        content = {"format": FORMAT, **manifest}
+        content = {k: v for k, v in manifest.items() if k != "checksum"}
         files.write_json(self.path / MANIFEST, {**content, "checksum": digest(content)})
 
-    def write_events(self, records: list[dict[str, Any]]) -> None:
-        """`events.jsonl`, from what the shards say of themselves: nothing twice, nothing missing."""
-        lines = []
-        for record in records:
-            lines += [{"event": "skipped", "line": line, "reason": why} for line, why in record["skipped"]]
-            lines += [{"event": "overflow", **where} for where in record["overflow"]]
-            keys = ("unit", "first_line", "lines", "first_document", "documents", "tokens")
-            lines.append({"event": "shard", **{k: record[k] for k in keys}})
-        files.write_text(self.path / EVENTS, "".join(json.dumps(x, ensure_ascii=False) + "\n" for x in lines))
+    def write_index(self, documents: int, units: int) -> None:
+        """The index of a finished run, a column at a time: it may be larger than memory."""
+        entries = {name: Entry("int64", [documents], _column(self.path, units, name)) for name in COLUMNS}
+        shard.write(self.path / INDEX, entries)
 
-    def write_index(self, records: list[dict[str, Any]]) -> None:
-        index = index_of(self.path, records)
-        files.write_whole(self.path / INDEX, lambda neighbour: save_file(index, neighbour))
+    def events(self) -> Events:
+        return Events(self.path / EVENTS)
 
-    def records(self) -> list[dict[str, Any]]:
-        """What the finished shards say of themselves, in order.
 
-        Raises:
-            CaptureError: a shard is missing between others, or cannot be read.
-        """
-        return read_records(self.path)
+class Events:
+    """`events.jsonl`, as the shards have it: written anew beside the old one, which it replaces with `publish`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._published = path, False
+        try:
+            self._file = open(path.with_name(path.name + files.TEMPORARY), "w", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise files.cannot_write(path, error) from None
+
+    def add(self, record: dict[str, Any]) -> None:
+        """The lines of a unit that is done."""
+        try:
+            self._file.write("".join(event_lines(record)))
+            if self._published:
+                self._sync()
+        except OSError as error:
+            raise files.cannot_write(self._path, error) from None
+
+    def publish(self) -> None:
+        """From here on a reader sees the file."""
+        if self._published:
+            return
+        try:
+            self._sync()
+            os.replace(self._file.name, self._path)
+            files.sync_folder(self._path.parent)
+        except OSError as error:
+            raise files.cannot_write(self._path, error) from None
+        self._published = True
+
+    def _sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except OSError:
+            pass  # a full disk, which was told already; the lines are made anew from the shards
+
+
+def event_lines(record: dict[str, Any]) -> Iterator[str]:
+    """The lines of a unit: what was left out, shortened, lost; then the unit itself."""
+    events: list[dict[str, Any]] = []
+    events += [{"event": "skipped", "line": line, "reason": reason} for line, reason in record["skipped"]]
+    events += [{"event": "long", "line": line, "tokens": tokens} for line, tokens in record["long"]]
+    events += [{"event": "overflow", **where} for where in record["overflow"]]
+    told = {name: record[name] for name in ("unit", "first_line", "lines", "first_document")}
+    events.append({"event": "shard", **told, "documents": record["rows"]["document"], "tokens": record["rows"]["token"]})
+    return (json.dumps(event, ensure_ascii=False) + "\n" for event in events)
 
 
 def shard_path(run: Path, folder: str, unit: int) -> Path:
     return run / folder / f"{unit:05d}.safetensors"
 
 
+def numbers_of(run: Path, folder: str) -> list[int]:
+    """The units that have a file in a folder, in order."""
+    names = (p.name for p in (run / folder).iterdir()) if (run / folder).is_dir() else ()
+    return sorted(int(found[1]) for found in map(_NUMBERED.fullmatch, names) if found)
+
+
 def read_manifest(run: Path) -> dict[str, Any]:
-    """The manifest, if it is one of ours and as we wrote it."""
+    """The manifest of a run.
+
+    Raises:
+        CaptureError: there is none, it is of another program, or of a format that is not known here.
+    """
     manifest = files.read_json(run / MANIFEST)
-    if not isinstance(manifest, dict) or "identity" not in manifest or "checksum" not in manifest:
+    parts = {"format": int, "identity": dict, "policies": dict, "model": dict, "layouts": dict, "checksum": str}
+    if not isinstance(manifest, dict) or manifest.get("program") != "statetap":
         raise CaptureError(f"{run / MANIFEST} is not the manifest of a run")
     if manifest.get("format") != FORMAT:
         raise CaptureError(f"{run / MANIFEST} is of format {manifest.get('format')}; this statetap reads {FORMAT}")
+    for name, kind in parts.items():
+        if not isinstance(manifest.get(name), kind):
+            raise CaptureError(f"{run / MANIFEST} is damaged: {name!r} is missing or not what it was")
     return manifest
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
-    """What a shard or token file says of itself."""
-    try:
-        with safe_open(path, "pt") as file:
-            return json.loads((file.metadata() or {})["statetap"])
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise CaptureError(f"{path} is damaged: {error}. Delete it and give the capture command again.") from None
+def read_record(run: Path, unit: int) -> dict[str, Any]:
+    """What a shard says of itself.
+
+    Raises:
+        CaptureError: it is missing or damaged.
+    """
+    path = shard_path(run, SHARDS, unit)
+    record = Shard(path).metadata
+    missing = {"unit", "identity", "first_line", "lines", "lines_checksum", "first_document", "rows"} - set(record)
+    if missing or record["unit"] != unit:
+        raise CaptureError(f"{path} is damaged: its record is not that of unit {unit}. Delete it and capture again.")
+    return record
 
 
-def read_records(run: Path) -> list[dict[str, Any]]:
-    """The records of a run's shards, in order of their units."""
-    shards = sorted(p for p in (run / SHARDS).glob("*.safetensors"))
-    for number, path in enumerate(shards):
-        expected = shard_path(run, SHARDS, number)
-        if path != expected:
-            raise CaptureError(f"{expected} is missing, and later shards are there: restore it, or --overwrite the run")
-    return [read_metadata(path) for path in shards]
-
-
-def index_of(run: Path, records: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """The index's columns, a row a document: int64."""
-    columns: dict[str, list[Tensor]] = {
-        n: [] for n in ("shard", "row", "document", "first_token", "last_token", "length")
-    }
-    before = 0
-    for record in records:
-        with safe_open(shard_path(run, TOKENS, record["unit"]), "pt") as file:
-            offsets = file.get_tensor("offsets")
+def _column(run: Path, units: int, name: str) -> Iterator[np.ndarray]:
+    """A column of the index, a unit at a time; see docs/format.md for what each is."""
+    documents = tokens = 0
+    for unit in range(units):
+        offsets = Shard(shard_path(run, TOKENS, unit)).array("offsets")
         count = len(offsets) - 1
-        columns["shard"].append(torch.full((count,), record["unit"]))
-        columns["row"].append(torch.arange(count))
-        columns["document"].append(torch.arange(count) + record["first_document"])
-        columns["first_token"].append(offsets[:-1] + before)
-        columns["last_token"].append(offsets[1:] + before - 1)
-        columns["length"].append(offsets.diff())
-        before += int(offsets[-1])
-    return {name: torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64) for name, parts in columns.items()}
+        yield {
+            "shard": np.full(count, unit, np.int64),
+            "row": np.arange(count, dtype=np.int64),
+            "document": np.arange(documents, documents + count, dtype=np.int64),
+            "first_token": offsets[:-1] + tokens,
+            "last_token": offsets[1:] + tokens - 1,
+            "length": np.diff(offsets),
+        }[name]
+        documents, tokens = documents + count, tokens + int(offsets[-1])
 
 
-def as_bytes(x: Tensor) -> Any:
-    """The bytes of a contiguous CPU tensor, as a buffer."""
-    return x.contiguous().view(-1).view(torch.uint8).numpy() if x.numel() else b""
-
-
-def free_bytes(path: Path) -> int:
-    """Free space where `path` is, or will be."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
+def index_columns(run: Path, units: int) -> dict[str, Iterator[np.ndarray]]:
+    """The index as it should be, from the token files, a unit at a time."""
+    return {name: _column(run, units, name) for name in COLUMNS}
 
 
 def size_on_disk(run: Path) -> int:

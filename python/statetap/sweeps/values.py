@@ -2,68 +2,41 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import Any, Iterator
+from itertools import accumulate
+from typing import Any, Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..mixers import MixerCall
 from .batches import Document
-from .spec import Spec
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-EXACT = ("decays", "betas", "state_norms")  # always float32
-TRAJECTORY = ("chunk_states", "keys", "updates", "decays", "betas", "final_state")
-_CHUNK = 64
+from .shard import Entry
+from .spec import DTYPES, FIELDS, Spec
 
 
-def fields_of(spec: Spec) -> list[str]:
-    """Names of the tensors that a layer has in a shard."""
-    names: list[str] = []
-    for value in spec.values:
-        names += [f"trajectory.{field}" for field in TRAJECTORY] if value == "trajectory" else [value]
-    return names
-
-
-def dtype_of(field: str, spec: Spec) -> torch.dtype:
-    return torch.float32 if field.split(".")[-1] in EXACT else _DTYPES[spec.dtype]
-
-
-def document_bytes(spec: Spec, layers: int, shape: dict[str, int]) -> Any:
-    """How many bytes a document takes, as a function of the document.
-
-    shape: heads, key_heads, key_dim, value_dim, channels (decays a head and token).
-    """
-    state = shape["heads"] * shape["key_dim"] * shape["value_dim"]
-    per_token = {
-        "decays": shape["heads"] * shape["channels"],
-        "betas": shape["heads"],
-        "state_norms": shape["heads"],
-        "writes": shape["heads"] * shape["value_dim"],
-        "updates": shape["heads"] * shape["value_dim"],
-        "keys": shape["key_heads"] * shape["key_dim"],
-    }
-
-    def of(document: Document) -> int:
-        total = 0
-        for field in fields_of(spec):
-            name, size = field.split(".")[-1], torch.empty(0, dtype=dtype_of(field, spec)).element_size()
-            rows = {"states": len(document.positions), "chunk_states": -(-len(document) // _CHUNK)}
-            count = state * rows.get(name, 1) if name not in per_token else per_token[name] * len(document)
-            total += count * size
-        return total * layers
-
-    return of
+def document_bytes(spec: Spec, sizes: dict[str, int]) -> Callable[[Document], int]:
+    """How many bytes a document takes, all layers together, as a function of the document."""
+    fields = [(FIELDS[f].rows, np.prod(spec.shape_of(f, sizes)) * DTYPES[spec.dtype_of(f)]) for f in spec.fields]
+    layers = len(spec.layers or ())
+    return lambda document: layers * sum(document.rows(kind) * int(size) for kind, size in fields)
 
 
 class Collector:
-    """Takes the values of a unit out of the kernel calls of its batches, and puts them in the corpus's order."""
+    """Takes the values of a unit out of the kernel calls of its batches, and puts them in the corpus's order.
 
-    def __init__(self, spec: Spec, documents: list[Document]) -> None:
-        self.spec = spec
-        self.documents = documents
-        self.rows: dict[tuple[int, str], dict[int, Tensor]] = defaultdict(dict)
+    Args:
+        spec: what is captured.
+        documents: of the unit.
+        sizes: of the model's axes, see `Loaded.sizes`.
+    """
+
+    def __init__(self, spec: Spec, documents: list[Document], sizes: dict[str, int]) -> None:
+        self.spec, self.documents, self.sizes = spec, documents, sizes
+        self.heads = None if spec.heads is None else list(spec.heads)
+        kinds = {FIELDS[field].rows for field in spec.fields}
+        self.ends = {kind: [0, *accumulate(d.rows(kind) for d in documents)] for kind in kinds}
+        self.tensors: dict[tuple[int, str], Tensor] = {}
         self.overflowed: dict[tuple[int, str], Tensor] = {}  # (layer, field) -> count for each head
 
     def take(self, call: MixerCall, batch: list[int]) -> None:
@@ -71,99 +44,109 @@ class Collector:
         lengths = [len(self.documents[n]) for n in batch]
         if len(set(lengths)) > 1:
             call.mask_padding(torch.tensor(lengths, device=call.values.device))
-        for field, row, x in self._parts(call, batch, lengths):
-            dtype = dtype_of(field, self.spec)
-            if dtype == torch.float16:
-                self._count_overflow(call.layer, field, x)
-            # a copy: a view would keep, and write, the whole batch
-            self.rows[call.layer, field][batch[row]] = x.detach().to("cpu", dtype, copy=True).contiguous()
+        for field, values in self._values(call, batch):
+            stored = values.detach().to(getattr(torch, self.spec.dtype_of(field))).cpu()
+            out = self._tensor(call.layer, field)
+            lost = stored.isinf() & values.isfinite().cpu() if stored.dtype == torch.float16 else None
+            for n, mine in self._places(field, batch):
+                start, stop = self.ends[FIELDS[field].rows][n : n + 2]
+                out[start:stop] = stored[mine]
+                if lost is not None:
+                    self._count_overflow(call.layer, field, lost[mine])
 
-    def _parts(self, call: MixerCall, batch: list[int], lengths: list[int]) -> Iterator[tuple[str, int, Tensor]]:
-        """(field, row of the batch, its values)."""
-        values = self.spec.values
-        trajectory = call.trajectory if {"trajectory", "states", "writes", "state_norms"} & {*values} else None
-        for value in values:
-            if value == "trajectory":
-                assert trajectory is not None
-                for name in TRAJECTORY:
-                    x = getattr(trajectory, name)
-                    for row, length in enumerate(lengths):
-                        end = -(-length // _CHUNK) if name == "chunk_states" else length
-                        yield f"trajectory.{name}", row, x[row] if name == "final_state" else x[row, :end]
-            elif value == "states":
-                yield from self._states(call, batch, lengths)
-            elif value == "state_output":
-                for row in range(len(batch)):
-                    yield value, row, call.state_output[row]
+    def _tensor(self, layer: int, field: str) -> Tensor:
+        """Where a layer's rows of a field go: room for the whole unit."""
+        if (layer, field) not in self.tensors:
+            shape = (self.ends[FIELDS[field].rows][-1], *self.spec.shape_of(field, self.sizes))
+            self.tensors[layer, field] = torch.empty(shape, dtype=getattr(torch, self.spec.dtype_of(field)))
+        return self.tensors[layer, field]
+
+    def _places(self, field: str, batch: list[int]) -> Iterator[tuple[int, Any]]:
+        """(document, where its rows are in the field's values of this batch)."""
+        kind, start = FIELDS[field].rows, 0
+        for row, n in enumerate(batch):
+            count = self.documents[n].rows(kind)
+            if kind == "position":  # these come one document after the other
+                yield n, slice(start, start + count)
             else:
-                x = getattr(call, value)
-                for row, length in enumerate(lengths):
-                    yield value, row, x[row, :length]
+                yield n, slice(row, row + 1) if kind == "document" else (row, slice(count))
+            start += count
 
-    def _states(self, call: MixerCall, batch: list[int], lengths: list[int]) -> Iterator[tuple[str, int, Tensor]]:
-        wanted = [self.documents[n].positions for n in batch]
-        mask = torch.zeros(len(batch), max(lengths), dtype=torch.bool)
-        for row, positions in enumerate(wanted):
-            mask[row, positions] = True
-        states = call.states(mask)
-        for row, part in enumerate(states.split([len(p) for p in wanted])):
-            yield "states", row, part
+    def _values(self, call: MixerCall, batch: list[int]) -> Iterator[tuple[str, Tensor]]:
+        """(field, `[rows, heads, ...]`, `[rows, tokens or chunks, heads, ...]` or `[positions, heads, ...]`)."""
+        if any(name in self.spec.values for name in ("trajectory", "states", "writes", "state_norms")):
+            trajectory = call.trajectory  # first: what else is asked for then comes from it
+        for field in self.spec.fields:
+            if field == "states":
+                yield field, trajectory.states(self._mask(batch, call.tokens), self.heads)
+            elif field == "state_norms":
+                yield field, trajectory.norms(self.heads)
+            elif field == "writes":
+                yield field, self._of_heads(field, trajectory.updates)
+            elif field.startswith("trajectory."):
+                yield field, self._of_heads(field, getattr(trajectory, field.removeprefix("trajectory.")))
+            else:
+                yield field, self._of_heads(field, getattr(call, field))
 
-    def _count_overflow(self, layer: int, field: str, x: Tensor) -> None:
-        lost = x.isfinite() & ~x.to(torch.float16).isfinite()
-        if not lost.any():
-            return
-        state_like = field in ("state_output", "trajectory.final_state")
-        axis = 0 if state_like else 1
-        count = lost.sum([d for d in range(lost.ndim) if d != axis]).cpu()
-        key = layer, field
-        self.overflowed[key] = self.overflowed[key] + count if key in self.overflowed else count
+    def _of_heads(self, field: str, x: Tensor) -> Tensor:
+        if self.heads is None:
+            return x
+        axis = 1 if FIELDS[field].rows == "document" else 2
+        share = self.sizes["all_heads"] // x.shape[axis]  # value heads of a key head
+        return x.index_select(axis, torch.tensor([h // share for h in self.heads], device=x.device))
 
-    def tensors(self) -> dict[str, Tensor]:
-        """`<layer>.<field>`: the documents' rows one after the other, `[documents, ...]` for one row a document."""
-        found = {}
-        for (layer, field), rows in self.rows.items():
-            parts = [rows[n] for n in range(len(self.documents))]
-            one_each = field in ("state_output", "trajectory.final_state")
-            found[f"{layer}.{field}"] = torch.stack(parts) if one_each else torch.cat(parts)
-        return dict(sorted(found.items()))
+    def _mask(self, batch: list[int], tokens: int) -> Tensor:
+        mask = torch.zeros(len(batch), tokens, dtype=torch.bool)
+        for row, n in enumerate(batch):
+            mask[row, self.documents[n].positions] = True
+        return mask
+
+    def _count_overflow(self, layer: int, field: str, lost: Tensor) -> None:
+        """Count a document's values that were finite and are infinite in float16, by head; `lost` is `[rows, heads, ...]`."""
+        if lost.any():
+            counts = lost.flatten(2).sum((0, 2)) if lost.ndim > 2 else lost.sum(0)
+            before = self.overflowed.get((layer, field), torch.zeros_like(counts))
+            self.overflowed[layer, field] = before + counts
+
+    def entries(self) -> dict[str, Entry]:
+        """`<layer>.<field>`: the documents' rows one after the other."""
+        return {
+            f"{layer}.{field}": Entry(self.spec.dtype_of(field), list(x.shape), [_bytes(x)])
+            for (layer, field), x in sorted(self.tensors.items())
+        }
 
     def overflow(self) -> list[dict[str, Any]]:
         """Values that were finite and are infinite in float16, by layer, field and head."""
         return [
             {"layer": layer, "value": field, "head": head, "count": int(n)}
             for (layer, field), counts in sorted(self.overflowed.items())
-            for head, n in enumerate(counts)
+            for head, n in zip(self.heads or range(len(counts)), counts)
             if n
         ]
 
 
-def token_tensors(documents: list[Document]) -> dict[str, Tensor]:
+def _bytes(x: Tensor) -> np.ndarray:
+    return x.reshape(-1).view(torch.uint8).numpy()
+
+
+def token_entries(documents: list[Document]) -> dict[str, Entry]:
     """A unit's token file: ids and texts, one after the other, with offsets."""
-    texts: dict[int, tuple[int, int]] = {}  # line -> where its text is; parts of a line share it
-    blob = bytearray()
+    spans: dict[int, tuple[int, int]] = {}  # line -> where its text is; parts of a line share it
+    texts = bytearray()
     for document in documents:
-        if document.line not in texts:
+        if document.line not in spans:
             encoded = document.text.encode("utf-8")
-            texts[document.line] = len(blob), len(blob) + len(encoded)
-            blob += encoded
-    lengths = torch.tensor([len(d) for d in documents], dtype=torch.int64)
-    positions = [p for d in documents for p in d.positions]
-    return {
-        "ids": torch.tensor([i for d in documents for i in d.ids], dtype=torch.int64),
-        "offsets": torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
-        "line": torch.tensor([d.line for d in documents], dtype=torch.int64),
-        "first_token": torch.tensor([d.first_token for d in documents], dtype=torch.int64),
-        "text": torch.frombuffer(blob, dtype=torch.uint8).clone() if blob else torch.zeros(0, dtype=torch.uint8),
-        "text_span": torch.tensor([texts[d.line] for d in documents], dtype=torch.int64).reshape(-1, 2),
-        "positions": torch.tensor(positions, dtype=torch.int64),
-        "position_offsets": torch.tensor([0, *_running([len(d.positions) for d in documents])], dtype=torch.int64),
+            spans[document.line] = len(texts), len(texts) + len(encoded)
+            texts += encoded
+    columns = {
+        "ids": [i for d in documents for i in d.ids],
+        "offsets": [0, *accumulate(map(len, documents))],
+        "line": [d.line for d in documents],
+        "first_token": [d.first_token for d in documents],
+        "text_span": [spans[d.line] for d in documents],
+        "positions": [p for d in documents for p in d.positions],
+        "position_offsets": [0, *accumulate(len(d.positions) for d in documents)],
     }
-
-
-def _running(counts: list[int]) -> list[int]:
-    total, sums = 0, []
-    for n in counts:
-        total += n
-        sums.append(total)
-    return sums
+    arrays = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
+    arrays["text_span"] = arrays["text_span"].reshape(-1, 2)
+    return {name: Entry.of(x) for name, x in {**arrays, "text": np.frombuffer(bytes(texts), np.uint8)}.items()}

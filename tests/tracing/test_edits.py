@@ -1,0 +1,427 @@
+"""Writing and editing: every value, in place and by assignment, under autograd, in invokes and steps."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from tracing.conftest import PROMPT, near, rule
+
+from statetap import ArgumentError, Error, OutOfOrderError
+
+N = len(PROMPT)
+
+
+def test_a_written_state_reaches_its_own_token_and_those_after(qwen):
+    mix = qwen.layers[0].linear_attn
+    with qwen.trace(PROMPT):
+        clean, outputs = mix.states.save(), mix.attention_head_outputs.save()
+        served = [mix.attention_queries.save(), mix.attention_keys.save(), mix.attention_values.save(), mix.decays.save(), mix.betas.save()].save()
+        logits = qwen.logits.save()
+    value = torch.randn(1, 4, 16, 24)
+    with qwen.trace(PROMPT) as tracer:
+        for _ in tracer.iter[4]:
+            mix.state = value
+        for _ in tracer.iter[5]:
+            s5 = mix.state.save()
+        states, heads = mix.states.save(), mix.attention_head_outputs.save()
+        edited = qwen.logits.save()
+    assert states[:, :4].equal(clean[:, :4]) and states[:, 4].equal(value) and states[:, 5].equal(s5)
+    tail = rule(*[x[:, 5:] for x in served], state=value)
+    near(states[:, 5:], tail[2]), near(heads[:, 5:], tail[0])
+    q = served[0][:, 4].double()
+    q = q * torch.rsqrt((q * q).sum(-1, keepdim=True) + 1e-6) / 4
+    near(heads[:, 4], (q[..., None] * value.double()).sum(-2))
+    assert heads[:, :4].equal(outputs[:, :4])
+    near(edited[:, :4], logits[:, :4], 1e-5)
+    assert (edited[:, 4:] - logits[:, 4:]).abs().amax(-1).min() > 1e-4
+
+
+def test_the_ways_to_write_a_state_agree(qwen):
+    mix = qwen.layers[1].linear_attn
+    found = []
+    zeros = torch.zeros(1, 4, 16, 24)
+    with qwen.trace(PROMPT) as tracer:
+        for _ in tracer.iter[7]:
+            mix.state = zeros
+        found.append(qwen.logits.save())
+    with qwen.trace(PROMPT) as tracer:
+        for _ in tracer.iter[7]:
+            mix.state[:] = 0
+        found.append(qwen.logits.save())
+    with qwen.trace(PROMPT):
+        mix.set_state_after(7, zeros)
+        found.append(qwen.logits.save())
+    with qwen.trace(PROMPT):
+        mix.set_state_after(7 - N, torch.zeros(16, 24))
+        found.append(qwen.logits.save())
+    with qwen.trace(PROMPT):
+        mix.state_after(7).mul_(0)
+        found.append(qwen.logits.save())
+    with qwen.trace(PROMPT) as tracer:
+        for _ in tracer.iter[7]:
+            mix.state *= 0
+        found.append(qwen.logits.save())
+    assert all(x.equal(found[0]) for x in found)
+
+
+def test_a_state_read_twice_is_one_state(qwen):
+    mix = qwen.layers[0].linear_attn
+    with qwen.trace(PROMPT) as tracer:
+        for _ in tracer.iter[3]:
+            before = mix.state.clone().save()
+            mix.state[:, 0] += mix.state[:, 1]
+            after = mix.state.save()
+        states = mix.states.save()
+    assert after[:, 0].equal(before[:, 0] + before[:, 1]) and states[:, 3].equal(after)
+
+
+def test_the_latest_write_wins_and_later_tokens_follow(qwen):
+    mix = qwen.layers[0].linear_attn
+    one, two = torch.ones(1, 4, 16, 24), 2 * torch.ones(1, 4, 16, 24)
+    with qwen.trace(PROMPT):
+        mix.set_state_after(9, two)
+        mix.set_state_after(4, two)
+        mix.set_state_after(4, one)
+        mix.state_after(4)[:, 1] = 5
+        states = mix.states.save()
+    assert states[:, 9].equal(two) and states[:, 4, 0].equal(one[:, 0]) and (states[:, 4, 1] == 5).all()
+
+
+EDITS = {
+    "state": (lambda m: m.state_after(3).zero_(), lambda m: m.set_state_after(3, torch.zeros(1, 4, 16, 24))),
+    "attention_queries": (lambda m: m.attention_queries[:, 3].zero_(), lambda m: scaled(m, "attention_queries", 3, 0)),
+    "attention_keys": (lambda m: m.attention_keys[:, 3].zero_(), lambda m: scaled(m, "attention_keys", 3, 0)),
+    "attention_values": (lambda m: m.attention_values[:, 3].mul_(2), lambda m: scaled(m, "attention_values", 3, 2)),
+    "betas": (lambda m: m.betas[:, 3].mul_(0.5), lambda m: scaled(m, "betas", 3, 0.5)),
+    "decays": (lambda m: m.decays[:, 5].mul_(1e4), lambda m: scaled(m, "decays", 5, 1e4)),
+    "attention_head_outputs": (lambda m: m.attention_head_outputs[:, -1].zero_(), lambda m: scaled(m, "attention_head_outputs", -1, 0)),
+    "state_output": (lambda m: m.state_output.zero_(), lambda m: setattr(m, "state_output", torch.zeros(1, 4, 16, 24))),
+}
+
+
+def scaled(mix, name, token, factor):
+    """The same edit out of place."""
+    x = getattr(mix, name)
+    weight = torch.ones(x.shape[1])
+    weight[token] = factor
+    setattr(mix, name, x * weight.reshape(1, -1, *[1] * (x.ndim - 2)))
+
+
+@pytest.mark.parametrize("embedded", [False, True], ids=["parameters", "embeddings"])
+@pytest.mark.parametrize("name", EDITS)
+def test_in_place_edits_under_autograd(model, name, embedded):
+    """No error, the logits of the same edit out of place, finite gradients."""
+    mix = model.layers[1].linear_attn
+    given = dict(input_ids=model.tokenizer(PROMPT, return_tensors="pt")["input_ids"])
+    if embedded:
+        given = dict(inputs_embeds=torch.randn(1, N, 64).requires_grad_())
+    logits, gradients = [], []
+    for edit in EDITS[name]:
+        model._module.zero_grad()
+        if embedded:
+            given["inputs_embeds"].grad = None
+        with model.trace(**given):
+            edit(mix)
+            kept = model.logits.save()
+        kept.square().sum().backward()
+        logits.append(kept.detach())
+        weight = given["inputs_embeds"] if embedded else mix._module.A_log
+        gradients.append(weight.grad.clone())
+    assert all(g.isfinite().all() for g in gradients)
+    torch.testing.assert_close(*logits)
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5 * float(gradients[0].abs().max()))
+
+
+def test_an_edit_changes_the_logits(qwen):
+    mix = qwen.layers[1].linear_attn
+    with qwen.trace(PROMPT):
+        clean = qwen.logits.save()
+    for name in EDITS:
+        with qwen.trace(PROMPT):
+            EDITS[name][0](mix)
+            edited = qwen.logits.save()
+        moved = float((edited - clean).abs().max())
+        assert moved == 0 if name == "state_output" else moved > 1e-4, name
+
+
+def test_edits_in_either_order(qwen):
+    """An edit of the outputs stays where it was made; the rest follows an argument that is edited afterwards."""
+    mix = qwen.layers[0].linear_attn
+    found = []
+    for outputs_first in (True, False):
+        with qwen.trace(PROMPT):
+            if outputs_first:
+                mix.attention_head_outputs[:, -1] = 7
+            mix.attention_keys[:, 3] = 0
+            if not outputs_first:
+                mix.attention_head_outputs[:, -1] = 7
+            found.append((mix.attention_head_outputs.save(), mix.state_output.save(), qwen.logits.save()))
+    assert all(a.equal(b) for a, b in zip(*found))
+
+
+def test_a_whole_output_that_was_assigned_stays(qwen):
+    mix = qwen.layers[0].linear_attn
+    with qwen.trace(PROMPT):
+        clean = mix.attention_head_outputs.save()
+        logits = qwen.logits.save()
+    with qwen.trace(PROMPT):
+        mix.attention_head_outputs = clean
+        mix.attention_keys[:] = 0
+        frozen = qwen.logits.save()
+    near(frozen, logits, 1e-5)
+
+
+def test_writing_a_value_back_changes_nothing(qwen):
+    mix = qwen.layers[0].linear_attn
+    with qwen.trace(PROMPT):
+        clean = qwen.logits.save()
+    with qwen.trace(PROMPT):
+        for name in ("attention_queries", "attention_keys", "attention_values", "betas", "decays", "attention_head_outputs", "state_output"):
+            setattr(mix, name, getattr(mix, name))
+        same = qwen.logits.save()
+    near(same, clean, 1e-5)
+
+
+def test_state_output_changes_what_is_handed_on_only(qwen):
+    mix = qwen.layers[0].linear_attn
+    runs = []
+    for write in (False, True):
+        entering, logits = [], []
+        with qwen.generate(PROMPT, max_new_tokens=2, do_sample=False) as tracer:
+            for step in tracer.iter[:2]:
+                s = mix.state_input
+                entering.append(s.save() if s is not None else None)
+                if write and step == 0:
+                    mix.state_output = torch.zeros(1, 4, 16, 24)
+                logits.append(qwen.logits.save())
+        runs.append((entering, logits))
+    (_, clean), (entering, edited) = runs
+    assert edited[0].equal(clean[0]) and entering[1].abs().max() == 0
+    assert (edited[1] - clean[1]).abs().max() > 1e-4
+
+
+def test_writes_during_generation(qwen):
+    """A state written at a later step's token is what the step after it starts from."""
+    mix = qwen.layers[0].linear_attn
+    entering = []
+    with qwen.generate(PROMPT, max_new_tokens=4, do_sample=False) as tracer:
+        for step in tracer.iter[:4]:
+            s = mix.state_input
+            entering.append(s.save() if s is not None else None)
+            if step == 2:
+                mix.set_state_after(0, torch.ones(1, 4, 16, 24))
+    assert (entering[3] == 1).all() and not (entering[2] == 1).all()
+
+
+def test_state_input_can_be_given_to_a_fresh_prompt(qwen):
+    mix = qwen.layers[0].linear_attn
+    state = torch.randn(1, 4, 16, 24)
+    with qwen.trace(PROMPT):
+        served = [mix.attention_queries.save(), mix.attention_keys.save(), mix.attention_values.save(), mix.decays.save(), mix.betas.save()].save()
+        mix.state_input = state
+        states = mix.states.save()
+    near(states, rule(*served, state=state)[2])
+
+
+def test_invokes_edit_their_own_rows(qwen):
+    mix = qwen.layers[0].linear_attn
+    prompts = ["abcdefgh", "hgfedcba"]
+    alone = []
+    for prompt in prompts:
+        with qwen.trace(prompt):
+            alone.append(qwen.logits.save())
+    with qwen.trace() as tracer:
+        read = tracer.barrier(2)
+        with tracer.invoke(prompts[0]):
+            first = mix.state_after(4).save()
+            read()
+            one = qwen.logits.save()
+        with tracer.invoke(prompts[1]):
+            read()
+            mix.set_state_after(4, first)
+            second = mix.state_after(4).save()
+            two = qwen.logits.save()
+    near(one, alone[0])
+    assert second.equal(first) and (two - alone[1]).abs().max() > 1e-4
+    with qwen.trace() as tracer:
+        with tracer.invoke(prompts[0]):
+            mix.attention_head_outputs[:, -1] = 0
+            one = qwen.logits.save()
+        with tracer.invoke(prompts[1]):
+            mix.attention_keys[:, 2] = 0
+            mix.betas = mix.betas * 0.5
+            two = qwen.logits.save()
+    separate = []
+    with qwen.trace(prompts[0]):
+        mix.attention_head_outputs[:, -1] = 0
+        separate.append(qwen.logits.save())
+    with qwen.trace(prompts[1]):
+        mix.attention_keys[:, 2] = 0
+        mix.betas = mix.betas * 0.5
+        separate.append(qwen.logits.save())
+    near(one, separate[0]), near(two, separate[1])
+
+
+BAD = [
+    (lambda m: setattr(m, "attention_keys", torch.zeros(1, 3, 4, 16)), ArgumentError, "attention_keys|keys"),
+    (lambda m: setattr(m, "attention_values", 3.0), ArgumentError, "values"),
+    (lambda m: setattr(m, "betas", torch.zeros(1, N, 4).double()), ArgumentError, "betas"),
+    (lambda m: m.set_state_after(N, torch.zeros(1, 4, 16, 24)), ArgumentError, "token"),
+    (lambda m: m.set_state_after(0, torch.zeros(2, 4, 16, 24)), ArgumentError, "state"),
+    (lambda m: m.set_state_after(0, torch.zeros(24, 16)), ArgumentError, "state"),
+    (lambda m: setattr(m, "state_output", torch.zeros(4, 16, 24)), ArgumentError, "state_output"),
+    (lambda m: setattr(m, "states", torch.zeros(1, N, 4, 16, 24)), ArgumentError, "states is read-only.*set_state_after"),
+    (lambda m: setattr(m, "trajectory", None), ArgumentError, "trajectory is read-only"),
+    (lambda m: m.states.zero_(), Error, "states was edited in place.*set_state_after"),
+    (lambda m: m.writes[:, 3].zero_(), Error, "writes was edited in place"),
+    (lambda m: m.read(torch.zeros(2, 15)), ArgumentError, "probes"),
+]
+
+
+@pytest.mark.parametrize("edit,kind,message", BAD)
+def test_bad_edits_are_refused_plainly(qwen, edit, kind, message):
+    mix = qwen.layers[0].linear_attn
+    with pytest.raises(kind, match=message):
+        with qwen.trace(PROMPT):
+            edit(mix)
+    with qwen.trace(PROMPT):  # and the model goes on as before
+        mix.states.save()
+
+
+def test_a_value_of_another_trace_that_was_not_saved(qwen):
+    mix = qwen.layers[0].linear_attn
+    with qwen.trace(PROMPT):
+        lost = mix.state_after(4)  # noqa: F841
+    with pytest.raises(NameError, match="lost"):
+        with qwen.trace(PROMPT):
+            mix.set_state_after(4, lost)  # noqa: F821
+
+
+LATE = {
+    "attention_keys": lambda m, x: m.attention_keys.save(),
+    "states": lambda m, x: m.states.save(),
+    "state_output": lambda m, x: m.state_output.save(),
+    "set_state_after": lambda m, x: m.set_state_after(0, torch.zeros(1, 4, 16, 24)),
+    "attention_output": lambda m, x: m.attention_output.save(),
+    "layer_output": lambda m, x: x.layers[0].layer_output.save(),
+    "mlp_output": lambda m, x: x.layers[0].mlp.mlp_output.save(),
+}
+
+
+@pytest.mark.parametrize("step", [0, 1, 3])
+@pytest.mark.parametrize("name", LATE)
+def test_too_late_at_every_step(qwen, name, step):
+    mix = qwen.layers[0].linear_attn
+    with pytest.raises(OutOfOrderError, match=rf"layers\[0\].*{name}.*too late \(step {step}\).*Move"):
+        with qwen.generate(PROMPT, max_new_tokens=5, do_sample=False) as tracer:
+            for _ in tracer.iter[step]:
+                qwen.layers[1].layer_output.save()
+                LATE[name](mix, qwen)
+
+
+def test_too_late_in_an_open_loop_and_after_logits(qwen):
+    with pytest.raises(OutOfOrderError, match="states"):
+        with qwen.generate(PROMPT, max_new_tokens=4, do_sample=False) as tracer:
+            for _ in tracer.iter[:]:
+                qwen.logits.save()
+                qwen.layers[2].linear_attn.states.save()
+
+
+def test_a_value_that_never_comes(qwen):
+    with pytest.raises(OutOfOrderError, match=r"layers\[0\].linear_attn.states was never reached"):
+        with qwen.trace(PROMPT):
+            qwen.layers[0].linear_attn.skip(torch.zeros(1, N, 64))
+            qwen.layers[0].linear_attn.states.save()
+
+
+def test_outside_of_a_trace(qwen):
+    with pytest.raises(ValueError, match="states"):
+        qwen.layers[0].linear_attn.states
+
+
+def test_gradients_through_decode_steps(model, plain):
+    """Prompt, then two cached steps: the embeddings' gradients are those of one forward over all tokens."""
+    mix = model.layers[2].linear_attn
+    embeddings = torch.randn(1, 12, 64)
+    name = "cache" if "cache" in model._module.forward.__wrapped__.__code__.co_varnames else "past_key_values"
+    whole = embeddings.clone().requires_grad_()
+    with model.trace(inputs_embeds=whole):
+        state, logits = mix.state_output.save(), model.logits.save()
+    (logits[:, -1].square().sum() + state.norm()).backward()
+    pieces, cache = embeddings.clone().requires_grad_(), None
+    for start, stop in ((0, 10), (10, 11), (11, 12)):
+        with model.trace(inputs_embeds=pieces[:, start:stop], use_cache=True, **({} if cache is None else {name: cache})):
+            state, logits, result = mix.state_output.save(), model.logits.save(), model.output.save()
+        cache = getattr(result, name, None) or result.past_key_values
+    (logits[:, -1].square().sum() + state.norm()).backward()
+    torch.testing.assert_close(pieces.grad, whole.grad, rtol=1e-3, atol=1e-4 * float(whole.grad.abs().max()))
+
+
+def test_gradients_of_states_and_by_written_states(qwen):
+    mix = qwen.layers[0].linear_attn
+    value = torch.randn(1, 4, 16, 24).requires_grad_()
+    embeddings = torch.randn(1, N, 64).requires_grad_()
+    with qwen.trace(inputs_embeds=embeddings):
+        mix.set_state_after(10, value)
+        states = mix.states.save()
+        norms = mix.state_norms.save()
+    (states[:, 20].sum() + norms[:, 25].sum()).backward()
+    assert value.grad.abs().min() > 0
+    assert embeddings.grad[:, :8].abs().max() == 0 and embeddings.grad[:, 15].abs().max() > 0
+
+
+def test_gradient_checkpointing(checkpoints):
+    from statetap import StandardizedTransformer
+
+    model = StandardizedTransformer(str(checkpoints()), device="cpu")
+    module, mix = model._module, model.layers[0].linear_attn
+    ids = torch.randint(0, 250, (1, 12))
+    grads = []
+    for checkpointing in (False, True):
+        module.train()
+        if checkpointing:
+            module.gradient_checkpointing_enable(dict(use_reentrant=False))
+        module.zero_grad()
+        with model.trace(input_ids=ids, use_cache=False):
+            states = mix.states.save()
+            logits = model.logits.save()
+        loss = logits.square().sum()
+        torch.autograd.backward(loss)
+        assert states.shape[1] == 12
+        grads.append(module.model.layers[0].linear_attn.in_proj_a.weight.grad.clone())
+    torch.testing.assert_close(*grads)
+    with model.trace(input_ids=ids, use_cache=False):
+        mix.betas[:, 3] = 0
+        logits = model.logits.save()
+    loss = logits.square().sum()
+    with pytest.raises(Error, match="gradient checkpointing"):
+        torch.autograd.backward(loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grad", [True, False])
+def test_memory_is_flat_over_many_traces(qwen, grad):
+    import os
+
+    def resident():
+        with open(f"/proc/{os.getpid()}/statm") as file:
+            return int(file.read().split()[1])
+
+    mix, sizes = qwen.layers[0].linear_attn, {}
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.set_grad_enabled(grad):
+            for n in range(120):
+                with qwen.trace() as tracer:
+                    for prompt in ("a" * 40, "b" * 64, "c" * 20, "d" * 60):
+                        with tracer.invoke(prompt):
+                            states = mix.states.save()
+                del states
+                if n in (20, 119):
+                    sizes[n] = resident()
+    finally:
+        gc.enable()
+    assert sizes[119] <= 1.05 * sizes[20], sizes
