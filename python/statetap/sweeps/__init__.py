@@ -7,11 +7,12 @@ from typing import Any
 
 _HOME = {
     "capture": "runner",
-    "Plan": "runner",
-    "Interrupted": "runner",
+    "Plan": "plan",
+    "Interrupted": "stopping",
     "open": "reader",
     "Run": "reader",
-    "Row": "reader",
+    "Row": "rows",
+    "Column": "columns",
     "verify": "verify",
     "Spec": "spec",
     "VALUES": "spec",

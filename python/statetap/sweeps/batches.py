@@ -54,8 +54,9 @@ class Unit:
     documents: list[Document] = field(default_factory=list)
     skipped: list[tuple[int, str]] = field(default_factory=list)
     long: list[tuple[int, int]] = field(default_factory=list)  # lines that were split or truncated, their tokens
+    last: bool = False  # whether the corpus ended before the unit was full
     tokens: int = 0
-    bytes: int = 0
+    size: int = 0  # of its shard, in bytes
 
     def __post_init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
@@ -75,6 +76,7 @@ class Unit:
             "first_line": self.first_line,
             "lines": self.lines,
             "lines_checksum": self.checksum,
+            "last": self.last,
             "first_document": first_document,
             "rows": {k: sum(d.rows(k) for d in self.documents) for k in ("document", "token", "position", "chunk")},
             "skipped": self.skipped,
@@ -107,6 +109,7 @@ class Units:
         self.number = 0  # of the next unit
         self._lines = iter(corpus)
         self._next_line = 1
+        self._ended = False  # a unit that was passed over was the last
 
     def next(self) -> Unit | None:
         """The next unit, or None at the end of the corpus or at the limit."""
@@ -114,13 +117,19 @@ class Units:
         while not self._is_full(unit):
             number, raw = next(self._lines, (0, b""))
             if not number:
+                unit.last = True
                 break
+            if self._ended:
+                raise CaptureError(
+                    f"data: {self.corpus.name} has more lines than the {number - 1} of this run. Use another output, "
+                    "or --overwrite."
+                )
             self._next_line = number + 1
             unit.add_line(raw)
             for document in self._captured(unit, number, raw):
                 unit.documents.append(document)
                 unit.tokens += len(document)
-                unit.bytes += self.document_bytes(document)
+                unit.size += self.document_bytes(document)
         if not unit.lines:
             return None
         self._count(len(unit.documents))
@@ -145,10 +154,11 @@ class Units:
             record["lines_checksum"],
         ):
             raise CaptureError(
-                f"data: lines {unit.first_line}-{unit.first_line + record['lines'] - 1} of {self.corpus.name} are not those "
-                f"of this run: their checksum was {record['lines_checksum']}, now {unit.checksum}. Use another output, or "
-                "--overwrite."
+                f"data: lines {unit.first_line}-{unit.first_line + record['lines'] - 1} of {self.corpus.name} are not "
+                f"those of this run: their checksum was {record['lines_checksum']}, now {unit.checksum}. Use another "
+                "output, or --overwrite."
             )
+        self._ended = record["last"]
         self._count(record["rows"]["document"])
 
     def _count(self, documents: int) -> None:
@@ -162,7 +172,7 @@ class Units:
             or unit.lines >= UNIT_LINES
             or len(unit.documents) >= UNIT_DOCUMENTS
             or unit.tokens >= UNIT_BATCHES * self.spec.batch_tokens
-            or unit.bytes >= self.spec.shard_bytes
+            or unit.size >= self.spec.shard_bytes
         )
 
     def _captured(self, unit: Unit, number: int, raw: bytes) -> list[Document]:
@@ -177,8 +187,8 @@ class Units:
         except CaptureError as reason:
             if self.spec.on_error == "raise":
                 raise CaptureError(
-                    f"{self.corpus.name}, line {number}: {reason}. Pass --on-error skip to leave such lines out and go on, "
-                    "or mend the file and start anew."
+                    f"{self.corpus.name}, line {number}: {reason}. Pass --on-error skip to leave such lines out and go "
+                    "on, or mend the file and start anew."
                 ) from None
             unit.skipped.append((number, str(reason)))
         return []

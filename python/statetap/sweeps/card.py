@@ -10,17 +10,17 @@ from . import files, store
 
 def write(run: Path, manifest: dict[str, Any]) -> None:
     """Write the card of a finished run."""
-    spec, model, totals = manifest["identity"]["spec"], manifest["model"], manifest["totals"]
+    model, totals, layers = manifest["model"], manifest["totals"], manifest["identity"]["layers"]
+    first = next(iter(manifest["layouts"]))
     rows = [
-        f"| `{name}` | {x['dtype']} | {x['row']} | {x['axes']} = {x['shape']} |"
+        f"| `linear_attn.{name}` | {x['dtype']} | {x['row']} | {', '.join(x['axes'])} = {x['shape']} |"
         for name, x in manifest["layouts"].items()
     ]
-    first = f"linear_attn.{next(iter(manifest['layouts']))}"
     lines = [
         "# Recurrent states",
         "",
-        f"Captured by statetap {manifest['versions']['statetap']} from `{model['id']}` ({model['class']}, commit {model['commit']}) over",
-        f"`{manifest['data']['path']}`: {totals['documents']} documents, {totals['tokens']} tokens; layers {spec['layers']}.",
+        f"Captured by statetap {manifest['versions']['statetap']} from `{model['id']}` ({model['class']}) over",
+        f"`{manifest['data']}`: {totals['documents']} documents, {totals['tokens']} tokens; layers {layers}.",
         f"{totals['skipped']} input lines were left out (`events.jsonl` has them with reasons).",
         "",
         "| value | dtype | a row is one | axes of a row |",
@@ -29,10 +29,13 @@ def write(run: Path, manifest: dict[str, Any]) -> None:
         "",
         "```python",
         "import statetap",
+        "",
         f'run = statetap.open("{run.name}")',
-        f'run["{first}", {spec["layers"][0] if spec["layers"] else 0}][:8]',
+        f'run["linear_attn.{first}", {layers[0]}][:8]',
         "run.row(0).text",
         "```",
+        "",
+        "`statetap verify` checks the files against their checksums.",
         "",
     ]
     files.write_text(run / store.CARD, "\n".join(lines))

@@ -32,8 +32,8 @@ class Corpus:
     Args:
         source: a path, or "-" for standard input.
         field: of a JSON line, where the text is.
-        kind: "text", "jsonl", or "auto": by the file's name; else JSON lines if the first line is a JSON object. Standard
-            input is JSON lines.
+        kind: "text", "jsonl", or "auto": by the file's name; else JSON lines if the first line begins with a brace.
+            Standard input is JSON lines.
         should_stop: asked while a pipe is waited for.
 
     Attributes:
@@ -69,7 +69,8 @@ class Corpus:
             return "text"
         if suffix and not self.is_pipe:
             raise ArgumentError(
-                f"data: {self.name} is of no known kind; needs .txt or .jsonl, either with .gz or .zst, or --data-format"
+                f"data: {self.name} is of no known kind; needs .txt or .jsonl, either with .gz or .zst, or "
+                "--data-format"
             )
         try:
             stream = self._open()
@@ -152,7 +153,8 @@ class Corpus:
     def _open(self) -> Any:
         """The stream of bytes; the one that was peeked into, for a pipe."""
         if self._stream is None or not self.is_pipe:
-            self._stream = self._decompressed(_pipe(self.name, self._should_stop) if self.is_pipe else open(self.name, "rb"))
+            opened = _pipe(self.name, self._should_stop) if self.is_pipe else open(self.name, "rb")  # noqa: SIM115
+            self._stream = self._decompressed(opened)
         return self._stream
 
     def _decompressed(self, stream: Any) -> Any:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any, Iterable, Iterator
 
 from ..errors import CaptureError
 
@@ -42,8 +42,8 @@ def cannot_write(path: Path, error: OSError) -> CaptureError:
     """What to tell of an error of the disk."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return CaptureError(
-            f"the disk is full: {path} could not be written. What is there is whole; make room and give the same command "
-            "again to go on."
+            f"the disk is full: {path} could not be written. What is there is whole; make room and give the same "
+            "command again to go on."
         )
     return CaptureError(f"{path} cannot be written: {error.strerror or error}")
 
@@ -57,8 +57,8 @@ def require_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed + MARGIN:
         raise CaptureError(
-            f"the disk is nearly full: {folder} has {free:,} bytes free and the next shard needs {needed:,}. What is there "
-            "is whole; make room and give the same command again to go on."
+            f"the disk is nearly full: {folder} has {free:,} bytes free and the next shard needs {needed:,}. What is "
+            "there is whole; make room and give the same command again to go on."
         )
 
 
@@ -110,3 +110,18 @@ def _forget(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError:
         pass  # what went wrong first is what to tell
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, one at a time.
+
+    Raises:
+        CaptureError: it is not there or not text.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            yield from file
+    except FileNotFoundError:
+        raise CaptureError(f"{path} is missing") from None
+    except (OSError, ValueError) as error:
+        raise CaptureError(f"{path} cannot be read: {error}") from None

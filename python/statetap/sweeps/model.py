@@ -48,7 +48,7 @@ class Loaded:
         return list(self.tokenizer(text, add_special_tokens=special_tokens, verbose=False)["input_ids"])
 
     def sizes(self) -> dict[str, int]:
-        """Sizes of a call's axes, read off a forward of one token; `decay_dims` only where decays are per key channel."""
+        """Sizes of a call's axes, read off a forward of one token; `decay_dims` only where key channels have decays."""
         found: dict[str, int] = {}
 
         def look(call: Any) -> None:
@@ -56,7 +56,8 @@ class Loaded:
                 heads, value_dim = call.values.shape[2:]
                 key_heads, key_dim = call.trajectory.keys.shape[2:]
                 found.update(heads=heads, all_heads=heads, key_heads=key_heads, key_dim=key_dim, value_dim=value_dim)
-                found.update({"decay_dims": n for n in call.decays.shape[3:]})
+                if call.decays.ndim == 4:
+                    found["decay_dims"] = key_dim
 
         with self.instrumented.watching(look), torch.no_grad():
             ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)

@@ -54,7 +54,7 @@ def plan(units: Units, spec: Spec, sizes: dict[str, int], output: Path, rate: Ca
     while (unit := units.next()) is not None:
         found.documents += len(unit.documents)
         found.tokens += unit.tokens
-        found.bytes += unit.bytes
+        found.bytes += unit.size
         found.skipped += len(unit.skipped)
         found.first_skipped += unit.skipped[: 10 - len(found.first_skipped)]
         for value, cost in costs.items():

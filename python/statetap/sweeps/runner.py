@@ -68,13 +68,14 @@ def capture(
 
     Args:
         model: a Hugging Face id, a folder, or a loaded transformers model (then with `tokenizer`).
-        data: a text file (a document a line), JSON lines, either compressed, a pipe, or "-" for JSON lines on standard input.
+        data: a text file (a document a line), JSON lines, either compressed, a pipe, or "-" for JSON lines on standard
+            input.
         output: the run's directory.
         values: of `statetap.sweeps.VALUES`, a list or comma-separated.
         layers: "0-8,12,-1", ints, or None for every recurrent block.
         heads: value heads in the same way, or None for all.
-        tokens: where `states` are taken: by commas "last", "all", "every:N" (after N tokens, after 2N, ...), positions like
-            "0,5,-1", ranges like "0-8", slices like "-8:".
+        tokens: where `states` are taken: by commas "last", "all", "every:N" (after N tokens, after 2N, ...), positions
+            like "0,5,-1", ranges like "0-8", slices like "-8:".
         dtype: storage dtype of states, writes and keys. decays, betas and norms are float32.
         batch_tokens: tokens of a batch, padding included.
         data_format: "text", "jsonl", or "auto" (by name, else by the first line).
@@ -88,7 +89,7 @@ def capture(
         overwrite: delete a run that is there first.
         dry_run: write nothing; returns a `Plan`.
         progress: a bar on stderr.
-        should_stop: asked before every batch and line; True ends the sweep with `Interrupted`, to be gone on with later.
+        should_stop: asked before every batch and line; True ends the sweep with `Interrupted`.
 
     Returns:
         The run, opened.
@@ -137,8 +138,10 @@ class Sweep:
         if heads is not None:  # keys are then stored for each of them
             self.sizes.update(heads=len(heads), key_heads=len(heads))
         self.spec = replace(spec, layers=layers, heads=heads)
+        if spec.tokens != "last" and "states" not in spec.values:
+            log.warning("tokens: %s chooses where `states` are taken, and values has no states", spec.tokens)
         self.corpus, self.ready, self.output, self.should_stop = corpus, ready, output, should_stop
-        self.bar = tqdm(unit="tok", unit_scale=True, disable=not progress, dynamic_ncols=True, desc=output.name)
+        self.progress = progress
 
     def units(self) -> Units:
         ready, special = self.ready, self.spec.special_tokens
@@ -161,7 +164,6 @@ class Sweep:
             kept.write_manifest(finished)
             return open_run(self.output)
         finally:
-            self.bar.close()
             kept.close()
 
     def _is_whole(self, kept: store.Store, manifest: dict[str, Any]) -> bool:
@@ -170,31 +172,33 @@ class Sweep:
     def _units_into(self, kept: store.Store) -> provenance.Totals:
         """Every unit in order: passed over if it is there, captured if not."""
         units, totals, events = self.units(), provenance.Totals(), kept.events()
+        bar = tqdm(unit="tok", unit_scale=True, disable=not self.progress, dynamic_ncols=True, desc=self.output.name)
         try:
             while True:
                 record = kept.record(units.number)
                 if record is not None:
                     units.pass_over(record)
-                    self.bar.update(record["rows"]["token"])
+                    bar.update(record["rows"]["token"])
                 else:
                     events.publish()
                     first = units.documents
                     unit = units.next()
                     if unit is None:
                         return totals
-                    record = self._write(kept, unit, first)
+                    record = self._write(kept, unit, first, bar)
                 totals.add(record)
                 events.add(record)
         finally:
             events.close()
+            bar.close()
 
-    def _write(self, kept: store.Store, unit: Unit, first_document: int) -> dict[str, Any]:
+    def _write(self, kept: store.Store, unit: Unit, first_document: int, bar: Any) -> dict[str, Any]:
         """Run a unit and put it on the disk; its record."""
         collector = Collector(self.spec, unit.documents, self.sizes)
         for batch in batches(unit.documents, self.spec.batch_tokens):
             stopping.check(self.should_stop)
             self.forward(collector, batch)
-            self.bar.update(sum(len(unit.documents[n]) for n in batch))
+            bar.update(sum(len(unit.documents[n]) for n in batch))
         record = {**unit.record(first_document), "overflow": collector.overflow()}
         return kept.write_unit(record, collector.entries(), token_entries(unit.documents))
 
@@ -220,16 +224,13 @@ class Sweep:
                 pass
             except torch.OutOfMemoryError:
                 raise CaptureError(
-                    f"out of memory on {self.ready.device} in a batch of {len(batch)} documents, {ids.numel()} tokens; lower "
-                    "--batch-tokens"
+                    f"out of memory on {self.ready.device} in a batch of {len(batch)} documents, {ids.numel()} tokens; "
+                    "lower --batch-tokens"
                 ) from None
 
     def plan(self) -> Plan:
         """What `run` would do."""
-        try:
-            return make_plan(self.units(), self.spec, self.sizes, self.output, self._rate)
-        finally:
-            self.bar.close()
+        return make_plan(self.units(), self.spec, self.sizes, self.output, self._rate)
 
     def _rate(self, unit: Unit) -> float:
         """Tokens a second, from the unit's first batch."""

@@ -78,7 +78,7 @@ def recurrent_layers(choice: Choice, have: Iterable[int], blocks: int) -> tuple[
     without = [n for n in layers if n not in recurrent]
     if without:
         raise ArgumentError(
-            f"layers: no recurrent mixer in {ranges(without)}; the layers of this model that have one: {ranges(recurrent)}"
+            f"layers: no recurrent mixer in {ranges(without)}; the layers that have one are {ranges(recurrent)}"
         )
     return tuple(layers)
 
@@ -133,8 +133,8 @@ def _term(part: str) -> Callable[[int], Iterable[int]]:
         first, last = int(span[1]), int(span[2] or span[1])
         return lambda length: _span(part, first, last, length)
     raise ArgumentError(
-        f"tokens: got {part!r}, needs last, all, every:N with N of at least 1, positions like 0,5,-1, ranges like 0-8 or "
-        "slices like -8:"
+        f"tokens: got {part!r}, needs last, all, every:N with N of at least 1, positions like 0,5,-1, ranges like 0-8 "
+        "or slices like -8:"
     )
 
 

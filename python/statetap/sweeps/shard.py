@@ -108,13 +108,13 @@ class Shard:
             self._written = _head(self._header) == size.to_bytes(8, "little") + text
             self.metadata: dict[str, Any] = json.loads(self._header.pop("__metadata__", {}).get(_KEY, "{}"))
             self._start = 8 + size
-            ends = [self._start + entry["data_offsets"][1] for entry in self._header.values()]
+            end = max([self._start + x["data_offsets"][1] for x in self._header.values()], default=self._start)
         except FileNotFoundError:
             raise CaptureError(f"{path} is missing") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CaptureError(f"{path} is damaged: {error}") from None
-        if self._bytes != max(ends, default=self._start):
-            raise CaptureError(f"{path} is damaged: it has {self._bytes} bytes and needs {max(ends, default=self._start)}")
+        if self._bytes != end:
+            raise CaptureError(f"{path} is damaged: it has {self._bytes} bytes and needs {end}")
 
     def names(self) -> list[str]:
         return list(self._header)

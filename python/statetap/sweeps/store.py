@@ -19,6 +19,7 @@ FORMAT = 1
 MANIFEST, INDEX, EVENTS, CARD, LOCK = "manifest.json", "index.safetensors", "events.jsonl", "README.md", ".lock"
 SHARDS, TOKENS = "shards", "tokens"
 COLUMNS = ("shard", "row", "document", "first_token", "last_token", "length")
+_RECORD = {"unit", "identity", "first_line", "lines", "lines_checksum", "last", "first_document", "rows"}
 _NUMBERED = re.compile(r"(\d{5,})\.safetensors")
 
 
@@ -66,8 +67,8 @@ class Store:
         foreign = sorted(p.name for p in self.path.iterdir() if p.name not in left and p not in empty)
         if foreign:
             raise CaptureError(
-                f"output: {self.path} has no {MANIFEST} and holds other files ({', '.join(foreign[:3])}); give an empty or "
-                "new folder"
+                f"output: {self.path} has no {MANIFEST} and holds other files ({', '.join(foreign[:3])}); give an "
+                "empty or new folder"
             )
 
     def _refuse_other(self, old: dict[str, Any], manifest: dict[str, Any]) -> None:
@@ -75,8 +76,8 @@ class Store:
         changed += policy_differences(old["policies"], manifest["policies"])
         if changed:
             raise CaptureError(
-                f"output: {self.path} holds a run of another specification ({'; '.join(changed)}). Use another output, or "
-                "--overwrite to delete that run."
+                f"output: {self.path} holds a run of another specification ({'; '.join(changed)}). Use another output, "
+                "or --overwrite to delete that run."
             )
 
     def _remove(self, ending: str = "") -> None:
@@ -119,7 +120,10 @@ class Store:
         """What the shard of a unit says of itself, if the unit is done."""
         if not all(shard_path(self.path, folder, unit).exists() for folder in (SHARDS, TOKENS)):
             return None
-        record = read_record(self.path, unit)
+        try:
+            record = read_record(self.path, unit)
+        except CaptureError as error:
+            raise CaptureError(f"{error}. Delete it and give the same command again to capture it anew.") from None
         if record["identity"] != self._identity:
             raise CaptureError(f"{shard_path(self.path, SHARDS, unit)} is of another run; delete it and capture again")
         return record
@@ -184,6 +188,8 @@ class Events:
     def close(self) -> None:
         try:
             self._file.close()
+            if not self._published:
+                os.unlink(self._file.name)
         except OSError:
             pass  # a full disk, which was told already; the lines are made anew from the shards
 
@@ -195,7 +201,8 @@ def event_lines(record: dict[str, Any]) -> Iterator[str]:
     events += [{"event": "long", "line": line, "tokens": tokens} for line, tokens in record["long"]]
     events += [{"event": "overflow", **where} for where in record["overflow"]]
     told = {name: record[name] for name in ("unit", "first_line", "lines", "first_document")}
-    events.append({"event": "shard", **told, "documents": record["rows"]["document"], "tokens": record["rows"]["token"]})
+    rows = record["rows"]
+    events.append({"event": "shard", **told, "documents": rows["document"], "tokens": rows["token"]})
     return (json.dumps(event, ensure_ascii=False) + "\n" for event in events)
 
 
@@ -235,9 +242,8 @@ def read_record(run: Path, unit: int) -> dict[str, Any]:
     """
     path = shard_path(run, SHARDS, unit)
     record = Shard(path).metadata
-    missing = {"unit", "identity", "first_line", "lines", "lines_checksum", "first_document", "rows"} - set(record)
-    if missing or record["unit"] != unit:
-        raise CaptureError(f"{path} is damaged: its record is not that of unit {unit}. Delete it and capture again.")
+    if _RECORD - set(record) or record["unit"] != unit:
+        raise CaptureError(f"{path} is damaged: its record is not that of unit {unit}")
     return record
 
 

@@ -33,7 +33,7 @@ class Collector:
 
     def __init__(self, spec: Spec, documents: list[Document], sizes: dict[str, int]) -> None:
         self.spec, self.documents, self.sizes = spec, documents, sizes
-        self.heads = None if spec.heads is None else list(spec.heads)
+        self.heads = None if spec.heads is None else [int(head) for head in spec.heads]
         kinds = {FIELDS[field].rows for field in spec.fields}
         self.ends = {kind: [0, *accumulate(d.rows(kind) for d in documents)] for kind in kinds}
         self.tensors: dict[tuple[int, str], Tensor] = {}
@@ -102,7 +102,7 @@ class Collector:
         return mask
 
     def _count_overflow(self, layer: int, field: str, lost: Tensor) -> None:
-        """Count a document's values that were finite and are infinite in float16, by head; `lost` is `[rows, heads, ...]`."""
+        """Count a document's values that became infinite in float16, by head; `lost` is `[rows, heads, ...]`."""
         if lost.any():
             counts = lost.flatten(2).sum((0, 2)) if lost.ndim > 2 else lost.sum(0)
             before = self.overflowed.get((layer, field), torch.zeros_like(counts))
@@ -147,6 +147,7 @@ def token_entries(documents: list[Document]) -> dict[str, Entry]:
         "positions": [p for d in documents for p in d.positions],
         "position_offsets": [0, *accumulate(len(d.positions) for d in documents)],
     }
-    arrays = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
+    arrays: dict[str, np.ndarray] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
     arrays["text_span"] = arrays["text_span"].reshape(-1, 2)
-    return {name: Entry.of(x) for name, x in {**arrays, "text": np.frombuffer(bytes(texts), np.uint8)}.items()}
+    arrays["text"] = np.frombuffer(bytes(texts), np.uint8)
+    return {name: Entry.of(x) for name, x in arrays.items()}
