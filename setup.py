@@ -6,12 +6,14 @@ STATETAP_REQUIRE_CPP=1 that is an error.
 
 import os
 import sys
+from glob import glob
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 LIBRARY = "statetap.ops.libstatetap"
+REQUIRED = os.environ.get("STATETAP_REQUIRE_CPP") == "1"
 
 
 class BuildLibrary(build_ext):
@@ -28,11 +30,9 @@ class BuildLibrary(build_ext):
         try:
             super().build_extension(ext)
         except Exception as error:
-            if os.environ.get("STATETAP_REQUIRE_CPP") == "1":
+            if REQUIRED:
                 raise
-            print(
-                f"statetap: the C++ kernels were not built ({error}); the torch backend serves the CPU", file=sys.stderr
-            )
+            print(f"statetap: C++ kernels not built ({error}); the torch backend serves the CPU", file=sys.stderr)
 
 
 class PlatformWheel(bdist_wheel):
@@ -51,11 +51,11 @@ setup(
     ext_modules=[
         Extension(
             LIBRARY,
-            sources=["csrc/abi.cpp"],
-            depends=["csrc/statetap.h"],
+            sources=sorted(glob("csrc/*.cpp")),
+            depends=sorted(glob("csrc/*.h")),
             extra_compile_args=flags,
             language="c++",
-            optional=True,
+            optional=not REQUIRED,  # setuptools drops an optional one's error, however it is raised
         )
     ],
     cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel},

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import platform
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -14,16 +16,33 @@ PACKAGES = ("statetap", "torch", "triton", "transformers", "nnsight", "numpy", "
 def report() -> dict[str, Any]:
     """Versions, devices, the C++ library, each backend's reason, each family's kernels; `problems` if any is broken."""
     problems: list[str] = []
-    found = {
+    found: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "devices": _devices(),
-        "C++ library": _library(),
-        "backends": _backends(),
-        "families": _families(problems),
     }
+    sections: dict[str, Callable[[list[str]], Any]] = {
+        "devices": _devices,
+        "C++ library": _library,
+        "backends": _backends,
+        "families": _families,
+        "tracing": _tracing,
+    }
+    for name, section in sections.items():
+        found[name] = _guarded(name, section, problems)
     return {**found, "problems": problems}
+
+
+def _guarded(name: str, section: Callable[[list[str]], Any], problems: list[str]) -> Any:
+    """A section's facts; one that fails is itself a problem, so that the others are still told."""
+    try:
+        return section(problems)
+    except Exception as error:
+        if os.environ.get("STATETAP_DEBUG"):
+            raise
+        line = f"{type(error).__name__}: {_line(error)}"
+        problems.append(f"{name}: {line}")
+        return {"broken": line}
 
 
 def main(as_json: bool = False) -> int:
@@ -51,7 +70,7 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _devices() -> list[str]:
+def _devices(problems: list[str]) -> list[str]:
     import torch
 
     cpu = f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
@@ -68,16 +87,18 @@ def _capability(device: int) -> str:
     return "compute capability {}.{}".format(*torch.cuda.get_device_capability(device))
 
 
-def _library() -> dict[str, str]:
+def _library(problems: list[str]) -> dict[str, str]:
     from .ops import native
 
     reason = native.why_not()
     if reason is not None:
+        if native.PATH.exists():  # never built is a choice; built and of no use is a fault
+            problems.append(f"C++ library: {reason}")
         return {"missing": reason}
     return {"instruction set": native.instruction_set() or "", "compiler": native.compiler() or ""}
 
 
-def _backends() -> dict[str, str]:
+def _backends(problems: list[str]) -> dict[str, str]:
     """For each device kind there is: which backend `auto` takes, and each one's reason."""
     import torch
 
@@ -102,10 +123,22 @@ def _families(problems: list[str]) -> dict[str, str]:
     lines = {}
     for name in families.names():
         kernels = families.check(name)
-        missing = [f"{kernel}: {reason}" for kernel, ok, reason in kernels if not ok]
-        lines[name] = "; ".join(missing) or "kernels found: " + ", ".join(kernel for kernel, _, _ in kernels)
-        problems += [f"family {name}: {line}" for line in missing]
+        missing: dict[str | None, list[str]] = {}
+        for kernel, found, reason in kernels:
+            if not found:
+                missing.setdefault(reason, []).append(kernel)
+        broken = [f"{', '.join(names)}: {reason}" for reason, names in missing.items()]
+        lines[name] = "; ".join(broken) or "kernels found: " + ", ".join(kernel for kernel, _, _ in kernels)
+        problems += [f"family {name}: {line}" for line in broken]
     return lines
+
+
+def _tracing(problems: list[str]) -> str:
+    for package in ("nnsight", "transformers"):
+        if _version(package) == "not installed":
+            return f"{package} is not installed: pip install 'statetap[trace]'"
+    importlib.import_module("statetap.tracing")
+    return "can be used"
 
 
 def _line(error: BaseException) -> str:
