@@ -69,6 +69,10 @@ def _replay(t: Trajectory, flat: Tensor, heads: list[int] | None, dtype: torch.d
     """
     table = t.table()
     entering = _entering(t, table)
+    everything = table.plain and len(flat) == table.batch * table.tokens
+    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in t.fields().values())
+    if everything and len(flat) and not tracked and dtype == entering.dtype and (out is None or out.dtype == dtype):
+        return _replay_all(t, table, entering, heads, out)
     if not len(flat):
         return entering.new_zeros((0, *_of_heads(entering, heads).shape[1:]), dtype=dtype)
     chunk_of, inside = (x[flat] for x in table.where)
@@ -98,6 +102,38 @@ def _replay(t: Trajectory, flat: Tensor, heads: list[int] | None, dtype: torch.d
     return torch.empty_like(found).index_copy(0, place, found)
 
 
+def _replay_all(t: Trajectory, table: ChunkTable, entering: Tensor, heads: list[int] | None, out: Tensor | None) -> Tensor:
+    """The states after every token of plain rows, each computed where it is stored, from the one before it there."""
+    chunks, batch, size = _chunks(t), table.batch, table.size
+    k, g, u = (_of_heads(x, heads) for x in (chunks.k, chunks.g.exp(), table.split(t.updates.to(entering.dtype))))
+    start = _of_heads(entering, heads)
+    if out is None:
+        out = torch.empty((batch * table.tokens, *start.shape[1:]), dtype=start.dtype, device=start.device)
+    rows = out.unflatten(0, (batch, table.tokens))
+    handed_on = _of_heads(_following(t, table, entering), heads)
+    for first, last in _runs(table):
+        length = table.chunks[first * batch].length
+        now = slice(first * batch, last * batch)
+        tokens = rows[:, first * size : first * size + (last - first) * length].unflatten(1, (-1, length)).transpose(0, 1)
+        before, by_step = start[now].unflatten(0, (-1, batch)), lambda x, now=now: x[now].unflatten(0, (-1, batch))
+        keys, decays, updates = by_step(k), by_step(g), by_step(u)
+        for i in range(length):
+            state = tokens[:, :, i]
+            if i == length - 1:  # what the chunk handed on, bit for bit
+                state.copy_(by_step(handed_on))
+            else:
+                torch.mul(before, decays[:, :, :, i, :, None], out=state)
+                state.addcmul_(keys[:, :, :, i, :, None], updates[:, :, :, i, None, :])
+            before = state
+    return out
+
+
+def _runs(table: ChunkTable) -> list[tuple[int, int]]:
+    """Steps of the scan whose chunks are of one length: the full ones, and the last if it is shorter."""
+    steps, full = len(table.active), table.tokens // table.size
+    return [run for run in ((0, full), (full, steps)) if run[0] < run[1]]
+
+
 def _walk(t: Trajectory, table: ChunkTable, entering: Tensor, used: Tensor, heads: list[int] | None, steps: int) -> Any:
     """The state after each position of the chunks `used`, one after the other: `[n, H, K, V]` each."""
     chunks = _chunks(t)
@@ -105,7 +141,7 @@ def _walk(t: Trajectory, table: ChunkTable, entering: Tensor, used: Tensor, head
     k, g, u = (_of_heads(x[used], heads)[:, :, :steps] for x in (chunks.k, chunks.g.exp(), updates))
     state = _of_heads(entering[used], heads)
     for i in range(steps):
-        state = g[:, :, i, :, None] * state + k[:, :, i, :, None] * u[:, :, i, None, :]
+        state = torch.addcmul(g[:, :, i, :, None] * state, k[:, :, i, :, None], u[:, :, i, None, :])
         yield state
 
 

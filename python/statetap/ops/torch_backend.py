@@ -80,9 +80,12 @@ def run(call: DeltaCall) -> tuple[Prepared, Core]:
 
 def _one_token(p: Prepared) -> Core:
     heads = p.v.shape[2]
-    q, k = (repeat_heads(x, heads)[:, 0] for x in (p.q, p.k))
-    state, update, output = reference.step(p.state, q, k, p.v[:, 0], p.g[:, 0], p.beta[:, 0])
-    return Core(output[:, None], state, p.state, update[:, :, None])
+    q, k = (_flat(repeat_heads(x, heads)[:, 0])[:, None] for x in (p.q, p.k))  # [B H, 1, K]
+    decayed = _flat(p.g[:, 0].exp()[..., None] * p.state)
+    update = torch.baddbmm(_flat(p.v[:, 0])[:, None], k, decayed, alpha=-1) * _flat(p.beta[:, 0])[:, None, None]
+    state = torch.baddbmm(decayed, k.transpose(1, 2), update)
+    output = torch.bmm(q, state).view_as(p.v)
+    return Core(output, state.view_as(p.state), p.state, update.view_as(p.v[:, 0])[:, :, None])
 
 
 def scan(p: Prepared, table: ChunkTable, writes: Writes | None = None) -> Core:
