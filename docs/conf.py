@@ -1,0 +1,11 @@
+project = "statetap"
+author = "the statetap authors"
+copyright = "2026, the statetap authors"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_title = "statetap"
+exclude_patterns = ["_build"]
+myst_heading_anchors = 3
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+suppress_warnings = ["myst.xref_missing", "docutils"]
