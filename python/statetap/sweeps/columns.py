@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,8 +49,8 @@ class Column:
         key, rest = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
         if key is Ellipsis or (isinstance(key, tuple) and not key):
             key = slice(None)
-        if hasattr(key, "__index__") and not isinstance(key, (bool, np.bool_)):
-            found = self._take(self._inside(np.array([key.__index__()])))[0]
+        if _is_int(key):
+            found = self._take(self._inside(np.array([operator.index(key)])))[0]
             return self._run.give(found, self.dtype)[rest] if rest else self._run.give(found, self.dtype)
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
@@ -101,6 +102,14 @@ class Column:
 
     def _empty(self) -> np.ndarray:
         return np.zeros((0, *self.shape[1:]), np.uint16 if self.dtype == "bfloat16" else self.dtype)
+
+
+def _is_int(key: Any) -> bool:
+    try:
+        operator.index(key)
+    except TypeError:
+        return False
+    return not isinstance(key, (bool, np.bool_))
 
 
 def unit_offsets(run: Run, unit: int, row_is: str) -> np.ndarray:

@@ -167,7 +167,8 @@ class Sweep:
             kept.close()
 
     def _is_whole(self, kept: store.Store, manifest: dict[str, Any]) -> bool:
-        return all(kept.record(unit) for unit in range(manifest["totals"]["units"]))
+        there = all((self.output / name).exists() for name in (store.INDEX, store.EVENTS, store.CARD))
+        return there and all(kept.record(unit) for unit in range(manifest["totals"]["units"]))
 
     def _units_into(self, kept: store.Store) -> provenance.Totals:
         """Every unit in order: passed over if it is there, captured if not."""

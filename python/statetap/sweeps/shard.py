@@ -27,7 +27,10 @@ _CODES = {
     "uint8": "U8",
 }
 _DTYPES = {code: BF16 if code == "BF16" else np.dtype(name) for name, code in _CODES.items()}
-_KEY = "statetap"  # of the metadata, where ours is, as JSON
+_RECORD, _CHECKSUM = (
+    "statetap",
+    "checksum",
+)  # of the metadata: what the file says of itself, as JSON; that text's checksum
 
 
 @dataclass
@@ -58,7 +61,10 @@ def write(path: Path, tensors: dict[str, Entry], metadata: dict[str, Any] | None
         CaptureError: the disk is full, or the file cannot be written.
     """
     order = sorted(tensors, key=lambda name: (-_DTYPES[_CODES[tensors[name].dtype]].itemsize, name))
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": {_KEY: _json(metadata)}}
+    header: dict[str, Any] = {}
+    if metadata is not None:
+        record = _json(metadata)
+        header["__metadata__"] = {_RECORD: record, _CHECKSUM: files.checksum([record.encode()])}
     end = 0
     for name in order:
         entry = tensors[name]
@@ -105,10 +111,13 @@ class Shard:
                     raise ValueError("it ends before its header does")
                 text = file.read(size)
             self._header = json.loads(text)
-            self._written = _head(self._header) == size.to_bytes(8, "little") + text
-            self.metadata: dict[str, Any] = json.loads(self._header.pop("__metadata__", {}).get(_KEY, "{}"))
+            self._sound = _head(self._header) == size.to_bytes(8, "little") + text
+            about = self._header.pop("__metadata__", {})
+            record = about.get(_RECORD, "{}")
+            self._sound &= about.get(_CHECKSUM) == files.checksum([record.encode()])
+            self.metadata: dict[str, Any] = json.loads(record)
             self._start = 8 + size
-            end = max([self._start + x["data_offsets"][1] for x in self._header.values()], default=self._start)
+            end = self._start + _end(self._header)
         except FileNotFoundError:
             raise CaptureError(f"{path} is missing") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -141,7 +150,7 @@ class Shard:
 
     def check(self) -> list[str]:
         """What is wrong with this file, judged by the checksums it carries."""
-        problems = [] if self._written else [f"{self.path} is damaged: its header is not as it was written"]
+        problems = [] if self._sound else [f"{self.path} is damaged: its header is not as it was written"]
         checksums = self.metadata.get("checksums", {})
         if sorted(checksums) != sorted(self._header):
             problems.append(f"{self.path} is damaged: its tensors are not those it was written with")
@@ -159,6 +168,20 @@ class Shard:
         if name not in self._header:
             raise CaptureError(f"{self.path} is damaged: it has no {name!r}")
         return self._header[name]
+
+
+def _end(header: dict[str, Any]) -> int:
+    """Where the data of a header's tensors ends; `ValueError` if they do not lie one after the other without a gap."""
+    end = 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        start, stop = entry["data_offsets"]
+        count = _DTYPES[entry["dtype"]].itemsize
+        for size in entry["shape"]:
+            count *= size
+        if (start, stop) != (end, end + count):
+            raise ValueError(f"{name!r} is at {start}-{stop} and should be at {end}-{end + count}")
+        end = stop
+    return end
 
 
 def checksum_of(entry: Entry) -> str:

@@ -78,7 +78,7 @@ class Collector:
             trajectory = call.trajectory  # first: what else is asked for then comes from it
         for field in self.spec.fields:
             if field == "states":
-                yield field, trajectory.states(self._mask(batch, call.tokens), self.heads)
+                yield field, self._states(call, batch)
             elif field == "state_norms":
                 yield field, trajectory.norms(self.heads)
             elif field == "writes":
@@ -95,11 +95,22 @@ class Collector:
         share = self.sizes["all_heads"] // x.shape[axis]  # value heads of a key head
         return x.index_select(axis, torch.tensor([h // share for h in self.heads], device=x.device))
 
-    def _mask(self, batch: list[int], tokens: int) -> Tensor:
-        mask = torch.zeros(len(batch), tokens, dtype=torch.bool)
+    def _states(self, call: MixerCall, batch: list[int]) -> Tensor:
+        """The states at the chosen positions of each document in turn, `[positions, heads, key_dim, value_dim]`."""
+        mask = torch.zeros(len(batch), call.tokens, dtype=torch.bool)
+        places, rows = (
+            [],
+            [],
+        )  # of documents' last tokens: a padded row's state there is its `state_output`, bit for bit
         for row, n in enumerate(batch):
-            mask[row, self.documents[n].positions] = True
-        return mask
+            document = self.documents[n]
+            mask[row, document.positions] = True
+            if document.positions[-1:] == [len(document) - 1]:
+                places.append(int(mask[: row + 1].sum()) - 1)
+                rows.append(row)
+        states = call.trajectory.states(mask, self.heads)
+        states[places] = self._of_heads("state_output", call.state_output)[rows].to(states.dtype)
+        return states
 
     def _count_overflow(self, layer: int, field: str, lost: Tensor) -> None:
         """Count a document's values that became infinite in float16, by head; `lost` is `[rows, heads, ...]`."""
