@@ -20,7 +20,7 @@ $(VENV)/.made: pyproject.toml setup.py constraints.txt $(wildcard csrc/*.cpp csr
 # Laid over the same environment by PYTHONPATH: the oldest transformers that is supported.
 $(OLD)/.made: | $(VENV)/.made
 	rm -rf $(OLD)
-	$(RUN)/python -m pip --disable-pip-version-check --quiet install --no-deps --target $(OLD) "transformers==5.17.0" "huggingface-hub<2"
+	$(RUN)/python -m pip --disable-pip-version-check --quiet install --no-deps --target $(OLD) "transformers==5.17.0" "huggingface-hub==1.33.0"
 	touch $@
 
 demo: env  ## a sweep over the corpus in examples/, then a trace and an edit
