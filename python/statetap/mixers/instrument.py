@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from contextlib import contextmanager, nullcontext
@@ -85,7 +86,7 @@ class Instrumented:
             raise UnsupportedFamily(
                 f"{type(model).__name__} has no {spec.mixer}: it is not of the family of {spec.modeling}"
             )
-        self._bind(next(iter(self.layers.values())).module, spec.mixer, spec.kernels)
+        self._bind(next(iter(self.layers.values())).module, spec.mixer, spec.kernels + spec.convolutions)
         if self.attentions and spec.attention is not None:
             self._bind(next(iter(self.attentions.values())).module, spec.attention, (spec.attention_kernel,))
         return path
@@ -141,6 +142,8 @@ class Mixer:
 
     def call_kernel(self, name: str, original: Callable, args: tuple, kwargs: dict) -> Any:
         """Run one kernel call for the mixer's forward: open it, show it, close it."""
+        if name in self.owner.spec.convolutions:
+            return _convolve(original, args, kwargs)
         with current.standing_aside(), _keeping_own_tensors():
             call, close = self._open(original, args, kwargs)
             if _recomputing():
@@ -163,6 +166,12 @@ class Mixer:
         kernel = RULES[self.owner.spec.rule](original, *args, **kwargs)
         held = HeldCall(kernel, f"layers[{self.layer}].linear_attn", self.layer, backend)
         return MixerCall(held), held.close
+
+
+def _convolve(original: Callable, args: tuple, kwargs: dict) -> Any:
+    """The short convolution. A package that stands in for it has no CPU kernel; transformers' own is underneath."""
+    on_cpu = any(isinstance(x, torch.Tensor) and x.device.type == "cpu" for x in args)
+    return (inspect.unwrap(original) if on_cpu else original)(*args, **kwargs)
 
 
 def _keeping_own_tensors() -> Any:

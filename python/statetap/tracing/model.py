@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -56,7 +57,7 @@ class StandardizedTransformer(TransformersModel):
 
     def __init__(
         self,
-        model: str | nn.Module,
+        model: str | Path | nn.Module,
         *,
         device: str | torch.device | None = None,
         dtype: torch.dtype | str | None = None,
@@ -71,7 +72,7 @@ class StandardizedTransformer(TransformersModel):
         # in __dict__ at once: an envoy looks up an attribute that it lacks on its module
         self.__dict__["family"] = families.module_of(family or _configuration(model, kwargs))
         if device is not None:
-            kwargs["device"] = torch.device(device)
+            kwargs["device"] = _device(device)
         if dtype is not None:
             kwargs["dtype"] = dtype
         family_ = self.family.FAMILY
@@ -199,11 +200,20 @@ def route_kernels(target: Any, backend: str) -> None:
         route_family(families.module_of(target).FAMILY.mixer, backend)
 
 
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ArgumentError(f"device: got {device!r}, needs a device like 'cpu' or 'cuda:0'") from None
+
+
 def _configuration(model: Any, kwargs: dict[str, Any]) -> Any:
     if isinstance(model, nn.Module):
         if not hasattr(model, "config"):
             raise UnsupportedFamily(f"{type(model).__name__} has no config: pass a transformers model")
         return model.config
+    if not isinstance(model, (str, Path)):
+        raise ArgumentError(f"model: got {type(model).__name__}, needs an id, a folder, or a loaded transformers model")
     from transformers import AutoConfig
 
     options = {k: kwargs[k] for k in ("revision", "trust_remote_code", "token") if k in kwargs}
