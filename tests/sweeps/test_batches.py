@@ -51,7 +51,7 @@ def test_units_are_the_corpus_in_order_and_resuming_between_any_two_gives_the_sa
 
 def test_a_changed_line_or_a_longer_corpus_is_noticed_when_resuming():
     record = units_of(["one", "two"]).next().record(0)
-    with pytest.raises(CaptureError, match="lines 1-2 of .* are not those of this run: their checksum was"):
+    with pytest.raises(CaptureError, match=r"lines 1-2 of .* are not those of this run: their checksum was"):
         units_of(["one", "twO"]).pass_over(record)
     with pytest.raises(CaptureError, match="are not those of this run"):
         units_of(["one"]).pass_over(record)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import transformers
-from sweeping import near, plain_states, texts
 
 import statetap
 import tiny
 from statetap import ArgumentError, CaptureError
+from sweeping import near, plain_states, texts
 
 EVERY = "state_output,states,trajectory,decays,betas,writes,state_norms"
 
@@ -94,7 +94,7 @@ def test_chosen_tokens_layers_and_heads(corpus, sweep):
 
 def test_a_layer_without_a_recurrent_mixer_is_refused(corpus, sweep, tmp_path):
     for layers in ("0-2", "-1", [2]):
-        with pytest.raises(ArgumentError, match="no recurrent mixer in 2; the layers that have one are 0-1$"):
+        with pytest.raises(ArgumentError, match=r"no recurrent mixer in 2; the layers that have one are 0-1$"):
             sweep(corpus(["a"]), layers=layers)
     with pytest.raises(ArgumentError, match="layers: layer 3 does not exist; there are 3"):
         sweep(corpus(["a"]), layers="3")

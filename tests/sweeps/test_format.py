@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from safetensors import safe_open
+
 from sweeping import texts
 
 
@@ -73,9 +74,9 @@ def test_states_from_a_shard_by_the_text_alone(run):
 
 
 def replay(values, offsets, document, chunk, layer):
-    """`S_t = exp(decay_t) S_{t-1} + k_t u_t^T` from each chunk's entering state, `[tokens, heads, key_dim, value_dim]`."""
+    """`S_t = exp(decay_t) S_{t-1} + k_t u_t^T` from the entering states: `[tokens, heads, key_dim, value_dim]`."""
     get = lambda field: values[f"{layer}.trajectory.{field}"]  # noqa: E731
-    before = sum(-(-int(b - a) // chunk) for a, b in zip(offsets[:document], offsets[1 : document + 1]))
+    before = sum(-(-int(length) // chunk) for length in np.diff(offsets[: document + 1]))
     start, stop = offsets[document], offsets[document + 1]
     heads, states = get("updates").shape[1], []
     for t in range(int(stop - start)):

@@ -5,6 +5,7 @@ import resource
 import threading
 
 import pytest
+
 from sweeping import texts
 
 

@@ -5,10 +5,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from sweeping import texts
 
 import statetap
 from statetap import ArgumentError, CaptureError
+from sweeping import texts
 
 VALUES = "state_output,states,betas,trajectory"
 
@@ -89,7 +89,7 @@ def test_an_unfinished_run_says_so(small_units, corpus, sweep, tmp_path):
 
 
 def test_errors_say_what_there_is(run, tmp_path):
-    with pytest.raises(ArgumentError, match="value: 'decays' was not captured; there is linear_attn.state_output, "):
+    with pytest.raises(ArgumentError, match=r"value: 'decays' was not captured; there is linear_attn.state_output, "):
         run["decays", 0]
     with pytest.raises(ArgumentError, match=r"needs \(value, layer\)"):
         run["decays"]

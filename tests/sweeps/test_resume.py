@@ -11,12 +11,12 @@ import time
 import pytest
 import torch
 import transformers
-from sweeping import contents, texts
 
 import statetap
 import tiny
 from statetap import CaptureError
 from statetap.sweeps import Interrupted, files, store, verify
+from sweeping import contents, texts
 
 LINES = [*texts(13, seed=4), "", *texts(8, seed=5)]
 OPTIONS = {"values": "state_output,betas", "batch_tokens": 256, "on_error": "skip"}
@@ -145,7 +145,7 @@ def test_a_disk_that_is_full_at_any_write(whole, sweep, tmp_path, monkeypatch):
             return getattr(self._file, name)
 
     def opens(path, mode="r", **kw):
-        file = open(path, mode, **kw)
+        file = open(path, mode, **kw)  # noqa: SIM115
         return Full(file) if mode in ("wb", "w") and not str(path).endswith(".lock") else file
 
     for module in (files, store):
@@ -171,7 +171,7 @@ def test_the_sweep_stops_while_the_disk_can_still_hold_the_next_shard(whole, swe
     data, expected = whole
     real = files.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda path: real._replace(free=files.MARGIN + 1))
-    with pytest.raises(CaptureError, match="the disk is nearly full: .* 262,145 bytes free and the next shard needs"):
+    with pytest.raises(CaptureError, match=r"the disk is nearly full: .* 262,145 bytes free and the next shard needs"):
         sweep(data, **OPTIONS)
     monkeypatch.undo()
     monkeypatch.setattr("statetap.sweeps.batches.UNIT_DOCUMENTS", 4)

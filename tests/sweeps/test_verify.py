@@ -2,10 +2,10 @@ import json
 import random
 
 import pytest
-from sweeping import texts
 
 import statetap
 from statetap.sweeps import verify
+from sweeping import texts
 
 
 @pytest.fixture

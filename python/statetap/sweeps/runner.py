@@ -121,7 +121,9 @@ def capture(
         trust_remote_code=trust_remote_code,
         backend=backend,
     )
+    stopping.check(should_stop)
     with loaded(model, tokenizer, **options) as ready:  # type: ignore[arg-type]
+        stopping.check(should_stop)
         sweep = Sweep(spec, corpus, ready, Path(output), progress, should_stop)
         return sweep.plan() if dry_run else sweep.run(overwrite)
 

@@ -27,10 +27,8 @@ _CODES = {
     "uint8": "U8",
 }
 _DTYPES = {code: BF16 if code == "BF16" else np.dtype(name) for name, code in _CODES.items()}
-_RECORD, _CHECKSUM = (
-    "statetap",
-    "checksum",
-)  # of the metadata: what the file says of itself, as JSON; that text's checksum
+_RECORD = "statetap"  # in the metadata: what the file says of itself, as JSON
+_CHECKSUM = "checksum"  # of that text
 
 
 @dataclass

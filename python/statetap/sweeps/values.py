@@ -98,10 +98,8 @@ class Collector:
     def _states(self, call: MixerCall, batch: list[int]) -> Tensor:
         """The states at the chosen positions of each document in turn, `[positions, heads, key_dim, value_dim]`."""
         mask = torch.zeros(len(batch), call.tokens, dtype=torch.bool)
-        places, rows = (
-            [],
-            [],
-        )  # of documents' last tokens: a padded row's state there is its `state_output`, bit for bit
+        places: list[int] = []  # of last tokens: a padded row's state there is its `state_output`, bit for bit
+        rows: list[int] = []
         for row, n in enumerate(batch):
             document = self.documents[n]
             mask[row, document.positions] = True
