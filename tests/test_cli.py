@@ -84,7 +84,7 @@ def test_capture_prints_the_path_and_goes_on_when_repeated(command, checkpoints,
 
 def test_json_and_dry_run(command, checkpoints, data, tmp_path):
     options = ("capture", checkpoints(), "--data", data, "-o", tmp_path / "run", "--limit", 5)
-    code, out, err = command(*options, "--dry-run", "--json")
+    code, out, _ = command(*options, "--dry-run", "--json")
     plan = json.loads(out)
     assert code == 0 and plan["documents"] == 5 and plan["bytes"] == 5 * 3 * 4 * 16 * 24 * 4
     code, out, _ = command(*options, "--dry-run")

@@ -121,7 +121,7 @@ class Units:
                 break
             if self._ended:
                 raise CaptureError(
-                    f"data: {self.corpus.name} has more lines than the {number - 1} of this run. Use another output, "
+                    f"data: {self.corpus.shown} has more lines than the {number - 1} of this run. Use another output, "
                     "or --overwrite."
                 )
             self._next_line = number + 1
@@ -154,7 +154,7 @@ class Units:
             record["lines_checksum"],
         ):
             raise CaptureError(
-                f"data: lines {unit.first_line}-{unit.first_line + record['lines'] - 1} of {self.corpus.name} are not "
+                f"data: lines {unit.first_line}-{unit.first_line + record['lines'] - 1} of {self.corpus.shown} are not "
                 f"those of this run: their checksum was {record['lines_checksum']}, now {unit.checksum}. Use another "
                 "output, or --overwrite."
             )
@@ -187,7 +187,7 @@ class Units:
         except CaptureError as reason:
             if self.spec.on_error == "raise":
                 raise CaptureError(
-                    f"{self.corpus.name}, line {number}: {reason}. Pass --on-error skip to leave such lines out and go "
+                    f"{self.corpus.shown}, line {number}: {reason}. Pass --on-error skip to leave such lines out and go "
                     "on, or mend the file and start anew."
                 ) from None
             unit.skipped.append((number, str(reason)))

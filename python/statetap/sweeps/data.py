@@ -37,7 +37,8 @@ class Corpus:
         should_stop: asked while a pipe is waited for.
 
     Attributes:
-        name: the source, for messages.
+        name: the source.
+        shown: the source, in messages.
         kind: "text" or "jsonl".
     """
 
@@ -49,6 +50,7 @@ class Corpus:
         should_stop: ShouldStop = lambda: False,
     ) -> None:
         self.name, self.field, self._should_stop = str(source), field, should_stop
+        self.shown = "standard input" if self.name == "-" else self.name
         path = Path(self.name)
         if self.name != "-":
             if not path.exists():
@@ -166,7 +168,7 @@ class Corpus:
 
     def _unreadable(self, error: Exception) -> CaptureError:
         reason = getattr(error, "strerror", None) or error
-        return CaptureError(f"data: {self.name} cannot be read to its end: {reason}")
+        return CaptureError(f"data: {self.shown} cannot be read to its end: {reason}")
 
 
 def _stamp(path: Path) -> tuple[int, int]:
