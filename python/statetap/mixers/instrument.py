@@ -175,14 +175,15 @@ def _convolve(original: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _keeping_own_tensors() -> Any:
-    """What is saved for backward while a call is open is saved as ever, and not counted by gradient checkpointing.
+    """Under gradient checkpointing: what is saved for backward while a call is open is kept, and not counted.
 
     Checkpointing recomputes a layer and expects to save as many tensors as the first time; what was looked at or
     edited in a trace is not looked at again.
     """
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
         return nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    # detached: a node that keeps its own result through a hook would keep itself
+    return torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach(), lambda x: x)
 
 
 def _recomputing() -> bool:
