@@ -187,8 +187,8 @@ class Units:
         except CaptureError as reason:
             if self.spec.on_error == "raise":
                 raise CaptureError(
-                    f"{self.corpus.shown}, line {number}: {reason}. Pass --on-error skip to leave such lines out and go "
-                    "on, or mend the file and start anew."
+                    f"{self.corpus.shown}, line {number}: {reason}. Pass --on-error skip to leave such lines out and "
+                    "go on, or mend the file and start anew."
                 ) from None
             unit.skipped.append((number, str(reason)))
         return []

@@ -228,6 +228,8 @@ def read_manifest(run: Path) -> dict[str, Any]:
         raise CaptureError(f"{run / MANIFEST} is not the manifest of a run")
     if manifest.get("format") != FORMAT:
         raise CaptureError(f"{run / MANIFEST} is of format {manifest.get('format')}; this statetap reads {FORMAT}")
+    if manifest.get("finished"):
+        parts["totals"] = dict
     for name, kind in parts.items():
         if not isinstance(manifest.get(name), kind):
             raise CaptureError(f"{run / MANIFEST} is damaged: {name!r} is missing or not what it was")

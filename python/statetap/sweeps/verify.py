@@ -30,6 +30,14 @@ def _problems(run: Path) -> Iterator[str]:
         return
     if digest({k: v for k, v in manifest.items() if k != "checksum"}) != manifest["checksum"]:
         yield f"{run / store.MANIFEST} was edited: its checksum is not that of its content"
+    try:
+        yield from _against(run, manifest)
+    except (KeyError, TypeError) as error:
+        yield f"{run / store.MANIFEST} is damaged: {type(error).__name__}: {error}"
+
+
+def _against(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
+    """The files against the manifest and each other."""
     units = _units(run, manifest)
     checked = _Order(run, manifest)
     for unit in range(units):
