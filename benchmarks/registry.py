@@ -14,7 +14,6 @@ import torch
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1] / "tests/ops")]
 
 from numerics import error  # noqa: E402
-
 from statetap.ops import Taps, gated_delta_rule  # noqa: E402
 
 BATCH, TOKENS, HEADS, KEY_DIM, VALUE_DIM = 1, 1024, 16, 128, 128
@@ -24,8 +23,8 @@ BATCH, TOKENS, HEADS, KEY_DIM, VALUE_DIM = 1, 1024, 16, 128, 128
 class Case:
     """`prepare()` gives (ours, other, agree): two calls without arguments, and the largest relative error between them.
 
-    kind "speed": other's time over ours, at least `target`. "cost": ours over other's, at most `target`. "memory": other's
-    peak memory over ours, at least `target`.
+    kind "speed": other's time over ours, at least `target`. "cost": ours over other's, at most `target`. "memory":
+    other's peak memory over ours, at least `target`.
     """
 
     name: str
@@ -105,7 +104,13 @@ def all_states_against_the_token_loop():
         for t in range(TOKENS):
             now = {x: a[x][:, t : t + 1] for x in ("q", "k", "v", "g", "beta")}
             o, state = kernel(
-                now["q"], now["k"], now["v"], g=now["g"], beta=now["beta"], initial_state=state, output_final_state=True,
+                now["q"],
+                now["k"],
+                now["v"],
+                g=now["g"],
+                beta=now["beta"],
+                initial_state=state,
+                output_final_state=True,
                 use_qk_l2norm_in_kernel=True,
             )
             out.append(o)
@@ -141,7 +146,11 @@ def wide_checkpoint() -> str:
             linear_key_head_dim=128,
             linear_value_head_dim=128,
             rope_parameters=dict(
-                rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25, mrope_section=[11, 11, 10], mrope_interleaved=True
+                rope_type="default",
+                rope_theta=1e7,
+                partial_rotary_factor=0.25,
+                mrope_section=[11, 11, 10],
+                mrope_interleaved=True,
             ),
         )
     )
@@ -185,8 +194,25 @@ CASES = [
     Case("kimi-memory", "peak memory of the same", against(*KIMI, gate="gk"), 10.0, "memory"),
     Case("trajectory", "with trajectory over plain", tapped(Taps(trajectory=True)), 1.1, "cost"),
     Case("kimi-trajectory", "Kimi with trajectory over plain", tapped(Taps(trajectory=True), "gk"), 1.1, "cost", 9),
-    Case("decode", "one token against transformers' decode kernel", against(*STEP, tokens=1, state=True), 0.7, rounds=300),
-    Case("states", "every state, fresh memory, against a loop that keeps every state", all_states_against_the_token_loop, 1.0, rounds=3),
-    Case("traced", "every layer's trajectory traced, over the same model untraced", traced_model("auto"), 1.1, "cost", 7),
-    Case("traced-default", "the same over the model untraced with transformers' kernels", traced_model("default"), 1.0, "cost", 7),
+    Case(
+        "decode", "one token against transformers' decode kernel", against(*STEP, tokens=1, state=True), 0.7, rounds=300
+    ),
+    Case(
+        "states",
+        "every state, fresh memory, against a loop that keeps every state",
+        all_states_against_the_token_loop,
+        1.0,
+        rounds=3,
+    ),
+    Case(
+        "traced", "every layer's trajectory traced, over the same model untraced", traced_model("auto"), 1.1, "cost", 7
+    ),
+    Case(
+        "traced-default",
+        "the same over the model untraced with transformers' kernels",
+        traced_model("default"),
+        1.0,
+        "cost",
+        7,
+    ),
 ]

@@ -25,7 +25,21 @@ from registry import CASES, Case
 
 AGREE = 1e-4  # relative to each head's largest value: what the tests allow transformers' kernels themselves
 RESULTS = Path(__file__).parent / "results"
-COLUMNS = ["date", "machine", "threads", "torch", "transformers", "case", "ratio", "low", "high", "target", "ours_ms", "other_ms", "error"]
+COLUMNS = [
+    "date",
+    "machine",
+    "threads",
+    "torch",
+    "transformers",
+    "case",
+    "ratio",
+    "low",
+    "high",
+    "target",
+    "ours_ms",
+    "other_ms",
+    "error",
+]
 
 
 def main() -> int:
@@ -39,7 +53,9 @@ def main() -> int:
     chosen = [case for case in CASES if not options.names or case.name in options.names]
     unknown = set(options.names) - {case.name for case in CASES}
     if unknown:
-        print(f"no case {', '.join(sorted(unknown))}; there is {', '.join(case.name for case in CASES)}", file=sys.stderr)
+        print(
+            f"no case {', '.join(sorted(unknown))}; there is {', '.join(case.name for case in CASES)}", file=sys.stderr
+        )
         return 2
     if options.list:
         print("\n".join(f"{case.name:16} {case.what}" for case in CASES))

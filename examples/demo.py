@@ -24,7 +24,7 @@ PROMPT = "And God said, Let there be light: and there was l"
 
 
 def sweep(output: Path) -> None:
-    """The state that each document leaves, and every state of every document as a trajectory, in all recurrent layers."""
+    """The state that each document leaves, and every state of every document as a trajectory, in all layers."""
     if output.exists():
         shutil.rmtree(output)
     run = statetap.capture(

@@ -1,7 +1,7 @@
 """Trains the small Qwen3.5 that the demo uses, on the corpus beside it: `python examples/train_checkpoint.py`.
 
-A byte-level language model of 0.9 M parameters. The backward pass goes through statetap's kernels. About ten minutes on two
-cores; the result is committed as `examples/checkpoint`, so nobody needs to.
+A byte-level language model of 0.8 M parameters. The backward pass goes through statetap's kernels. A quarter of an hour
+on one core; the result is committed as `examples/checkpoint`, so nobody needs to.
 """
 
 import json
@@ -16,7 +16,6 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 import tiny  # noqa: E402
-
 from statetap.families import family_of  # noqa: E402
 from statetap.mixers import instrument  # noqa: E402
 

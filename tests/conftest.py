@@ -8,9 +8,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import pytest
-import tiny
 import torch
 from hypothesis import HealthCheck, settings
+
+import tiny
 
 settings.register_profile("statetap", deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))
 settings.load_profile("statetap")

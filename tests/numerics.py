@@ -32,7 +32,9 @@ def error(x: Tensor, exact: Tensor, head_axis: int | None = None) -> float:
     return float(((x - exact).abs().amax(1) / largest).max())
 
 
-def judge(name: str, x: Tensor, exact: Tensor, peer: Tensor | None = None, head_axis: int | None = None, floor: float = FLOOR):
+def judge(
+    name: str, x: Tensor, exact: Tensor, peer: Tensor | None = None, head_axis: int | None = None, floor: float = FLOOR
+):
     """Assert that `x` is as near to `exact` as the rule asks."""
     ours = error(x, exact, head_axis)
     theirs = 0.0 if peer is None else error(peer, exact, head_axis)

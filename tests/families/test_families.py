@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import tiny
 
 import statetap
+import tiny
 from statetap import families
 
 

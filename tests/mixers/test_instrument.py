@@ -7,11 +7,11 @@ import sys
 import types
 
 import pytest
-import tiny
 import torch
 import transformers
 
 import statetap
+import tiny
 from statetap import families, ops
 from statetap.mixers import MixerCall, MixerSpec, instrument, is_instrumented
 from statetap.mixers.instrument import Instrumented
@@ -53,7 +53,9 @@ def test_a_plain_model_is_undisturbed_bit_for_bit(checkpoints):
     instrumented = instrument(ours, families.family_of(ours.config).mixer)
     after = load()
     served = []
-    with instrumented.watching(lambda call: served.append(call.states().shape) if isinstance(call, MixerCall) else None):
+    with instrumented.watching(
+        lambda call: served.append(call.states().shape) if isinstance(call, MixerCall) else None
+    ):
         logits(before), logits(after)
         assert not served
         logits(ours)
@@ -95,7 +97,9 @@ def test_states_can_be_had_with_the_models_own_kernels(pair):
     ours, plain, instrumented = pair
     instrumented.route("default")
     found = []
-    with instrumented.watching(lambda c: found.append((c.states(), c.state_output)) if isinstance(c, MixerCall) else None):
+    with instrumented.watching(
+        lambda c: found.append((c.states(), c.state_output)) if isinstance(c, MixerCall) else None
+    ):
         torch.testing.assert_close(logits(ours), logits(plain), rtol=1e-3, atol=1e-4)
     assert all(states[:, -1].equal(final) for states, final in found)
 
@@ -118,7 +122,7 @@ def test_remove_puts_everything_back(checkpoints):
 
 
 def test_padding_on_the_right_leaves_the_state_alone(pair):
-    ours, _, instrumented = pair
+    _, _, instrumented = pair
     lengths = torch.tensor([40, 7, 23])
     ids = IDS.expand(3, -1)
     padded, alone = {}, {}
@@ -131,7 +135,9 @@ def test_padding_on_the_right_leaves_the_state_alone(pair):
     with instrumented.watching(watch), torch.no_grad():
         instrumented.text_model(input_ids=ids, use_cache=False)
     for row, n in enumerate(lengths.tolist()):
-        with instrumented.watching(lambda c: alone.update({c.layer: c.state_output}) if isinstance(c, MixerCall) else None):
+        with instrumented.watching(
+            lambda c: alone.update({c.layer: c.state_output}) if isinstance(c, MixerCall) else None
+        ):
             instrumented.text_model(input_ids=ids[:1, :n], use_cache=False)
         for layer in padded:
             torch.testing.assert_close(padded[layer][row], alone[layer][0], rtol=1e-4, atol=1e-5)
@@ -186,7 +192,9 @@ def test_a_plain_model_still_compiles_to_one_graph(pair):
 # -- the check at load -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "eager_attention_forward"])
+@pytest.mark.parametrize(
+    "name", ["torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "eager_attention_forward"]
+)
 def test_a_kernel_that_is_missing_is_named(monkeypatch, name):
     from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 
@@ -220,7 +228,9 @@ def test_a_kernel_that_the_forward_does_not_call_is_named(monkeypatch):
 
 
 def test_a_model_of_another_family(checkpoints):
-    config = transformers.LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=16)
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=16
+    )
     model = transformers.LlamaForCausalLM(config)
     with pytest.raises(statetap.UnsupportedFamily, match="llama.*qwen3_5_text"):
         families.family_of(config)

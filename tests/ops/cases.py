@@ -7,8 +7,19 @@ import torch.nn.functional as F
 
 
 def inputs(
-    seed=0, batch=1, tokens=100, key_heads=2, heads=2, key_dim=16, value_dim=16, channels=False, strength=0.1, state=False,
-    sequences=None, dtype=torch.float32, normalise=True,
+    seed=0,
+    batch=1,
+    tokens=100,
+    key_heads=2,
+    heads=2,
+    key_dim=16,
+    value_dim=16,
+    channels=False,
+    strength=0.1,
+    state=False,
+    sequences=None,
+    dtype=torch.float32,
+    normalise=True,
 ):
     """Keyword arguments of `gated_delta_rule`."""
     r = torch.Generator().manual_seed(seed)
@@ -59,14 +70,26 @@ HARD = {
     "wiped by -1e4": lambda c: with_gate(inputs(7, tokens=150, channels=c, state=True), wiping(-1e4)),
     "wiped by -1e6": lambda c: with_gate(inputs(8, tokens=150, channels=c, state=True), wiping(-1e6)),
     "wiped by -inf": lambda c: with_gate(inputs(9, tokens=150, channels=c, state=True), wiping(float("-inf"))),
-    "every token forgets": lambda c: with_gate(inputs(10, tokens=130, channels=c, state=True), lambda t: torch.full((t,), -50.0)),
-    "beta up to two": lambda c: (lambda a: {**a, "beta": 1.9 + 0.1 * a["beta"]})(inputs(11, tokens=150, channels=c, strength=1e-3)),
-    "beta zero or one": lambda c: (lambda a: {**a, "beta": (a["beta"] > 0.5).float()})(inputs(12, tokens=130, channels=c, state=True)),
-    "zero keys": lambda c: (lambda a: {**a, "k": a["k"] * (torch.arange(90) > 20)[None, :, None, None]})(inputs(13, tokens=90, channels=c)),
+    "every token forgets": lambda c: with_gate(
+        inputs(10, tokens=130, channels=c, state=True), lambda t: torch.full((t,), -50.0)
+    ),
+    "beta up to two": lambda c: (lambda a: {**a, "beta": 1.9 + 0.1 * a["beta"]})(
+        inputs(11, tokens=150, channels=c, strength=1e-3)
+    ),
+    "beta zero or one": lambda c: (lambda a: {**a, "beta": (a["beta"] > 0.5).float()})(
+        inputs(12, tokens=130, channels=c, state=True)
+    ),
+    "zero keys": lambda c: (lambda a: {**a, "k": a["k"] * (torch.arange(90) > 20)[None, :, None, None]})(
+        inputs(13, tokens=90, channels=c)
+    ),
     "tiny keys": lambda c: (lambda a: {**a, "k": a["k"] * 2e-4})(inputs(14, tokens=80, channels=c)),
     "three value heads a key head": lambda c: inputs(15, tokens=70, heads=6, key_dim=8, value_dim=24, channels=c),
-    "key_dim 256, value_dim 8": lambda c: inputs(16, tokens=66, key_heads=1, heads=1, key_dim=256, value_dim=8, channels=c),
-    "key_dim 8, value_dim 256": lambda c: inputs(17, tokens=66, key_heads=1, heads=1, key_dim=8, value_dim=256, channels=c),
+    "key_dim 256, value_dim 8": lambda c: inputs(
+        16, tokens=66, key_heads=1, heads=1, key_dim=256, value_dim=8, channels=c
+    ),
+    "key_dim 8, value_dim 256": lambda c: inputs(
+        17, tokens=66, key_heads=1, heads=1, key_dim=8, value_dim=256, channels=c
+    ),
     "key_dim 60, value_dim 100": lambda c: inputs(18, tokens=66, key_dim=60, value_dim=100, channels=c),
     "no normalisation, own scale": lambda c: {**inputs(19, tokens=70, channels=c, normalise=False), "scale": 0.7},
 }

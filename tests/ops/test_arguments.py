@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import cases
 import pytest
 import torch
 
+import cases
 import statetap
 from statetap.ops import (
     StateWrite,
     Taps,
     Trajectory,
+    backends,
     chunk_gated_delta_rule,
     chunk_kda,
     fused_recurrent_gated_delta_rule,
     gated_delta_rule,
 )
-from statetap.ops import backends
 
 A = cases.inputs(1, batch=2, tokens=10, heads=4)
 ONE = cases.inputs(1, tokens=10)
@@ -28,7 +28,14 @@ def cu(*values, dtype=torch.int64):
 
 
 BAD = {
-    "q": [dict(q=None), dict(q=A["q"][:, :5]), dict(q=A["q"][..., :8]), dict(q=A["q"].int()), dict(q=A["q"][0]), dict(q=A["q"].to("meta"))],
+    "q": [
+        dict(q=None),
+        dict(q=A["q"][:, :5]),
+        dict(q=A["q"][..., :8]),
+        dict(q=A["q"].int()),
+        dict(q=A["q"][0]),
+        dict(q=A["q"].to("meta")),
+    ],
     "k": [dict(k="k"), dict(k=A["k"][:1])],
     "v": [dict(v=None), dict(v=V[:, :, :3]), dict(v=V[0]), dict(v=V.bool())],
     "g": [dict(g=A["g"][:, :, :1]), dict(g=A["g"][..., None]), dict(g=1.0)],
@@ -37,11 +44,33 @@ BAD = {
     "initial_state": [dict(initial_state=torch.zeros(2, 4, 16, 17)), dict(initial_state=torch.zeros(4, 16, 16))],
     "precision": [dict(precision="low")],
     "backend": [dict(backend="cuda"), dict(backend="")],
-    "states": [dict(taps=Taps(states=[10])), dict(taps=Taps(states=[-11])), dict(taps=Taps(states="last")), dict(taps=Taps(states=1.5)), dict(taps=Taps(states=torch.ones(2, 9, dtype=torch.bool)))],
-    "heads": [dict(taps=Taps(states=[0], heads=[4])), dict(taps=Taps(norms=True, heads=1)), dict(taps=Taps(norms=True, heads=["a"]))],
-    "probes": [dict(taps=Taps(probes=torch.zeros(3, 15))), dict(taps=Taps(probes=torch.zeros(3, 2, 16))), dict(taps=Taps(probes=[1.0])), dict(taps=Taps(probes=torch.zeros(2, 16).int()))],
+    "states": [
+        dict(taps=Taps(states=[10])),
+        dict(taps=Taps(states=[-11])),
+        dict(taps=Taps(states="last")),
+        dict(taps=Taps(states=1.5)),
+        dict(taps=Taps(states=torch.ones(2, 9, dtype=torch.bool))),
+    ],
+    "heads": [
+        dict(taps=Taps(states=[0], heads=[4])),
+        dict(taps=Taps(norms=True, heads=1)),
+        dict(taps=Taps(norms=True, heads=["a"])),
+    ],
+    "probes": [
+        dict(taps=Taps(probes=torch.zeros(3, 15))),
+        dict(taps=Taps(probes=torch.zeros(3, 2, 16))),
+        dict(taps=Taps(probes=[1.0])),
+        dict(taps=Taps(probes=torch.zeros(2, 16).int())),
+    ],
     "dtype": [dict(taps=Taps(trajectory=True, dtype=torch.int8))],
-    "out": [dict(taps=Taps(out={"state": V})), dict(taps=Taps(out=[V])), dict(taps=Taps(out={"states": V})), dict(taps=Taps(out={"outputs": V[:, :5]})), dict(taps=Taps(out={"outputs": V.double()})), dict(taps=Taps(out={"outputs": 3}))],
+    "out": [
+        dict(taps=Taps(out={"state": V})),
+        dict(taps=Taps(out=[V])),
+        dict(taps=Taps(out={"states": V})),
+        dict(taps=Taps(out={"outputs": V[:, :5]})),
+        dict(taps=Taps(out={"outputs": V.double()})),
+        dict(taps=Taps(out={"outputs": 3})),
+    ],
     "state_writes": [
         dict(state_writes=[StateWrite(10, torch.zeros(16, 16))]),
         dict(state_writes=[StateWrite(0, torch.zeros(16, 15))]),
@@ -65,7 +94,16 @@ def test_bad_arguments(name, change):
 
 @pytest.mark.parametrize(
     "values",
-    [cu(1, 10), cu(0, 8), cu(0, 8, 4, 10), cu(0, 11), cu(), cu(0.0, 10.0, dtype=torch.float32), [0, 10], cu(0, 10)[None]],
+    [
+        cu(1, 10),
+        cu(0, 8),
+        cu(0, 8, 4, 10),
+        cu(0, 11),
+        cu(),
+        cu(0.0, 10.0, dtype=torch.float32),
+        [0, 10],
+        cu(0, 10)[None],
+    ],
 )
 def test_bad_cu_seqlens(values):
     with pytest.raises(statetap.ArgumentError, match="^cu_seqlens"):
@@ -94,8 +132,12 @@ def test_out_fills_every_field():
     want = gated_delta_rule(**a, taps=Taps(**taps))
     fields = {n: getattr(want, n) for n in ("outputs", "final_state", "states", "norms", "reads")}
     t = want.trajectory
-    fields |= {n: getattr(t, n) for n in ("chunk_states", "keys", "updates", "decays", "betas", "chunk_starts", "written")}
-    buffers = {n: torch.full_like(x, float("nan")) if x.is_floating_point() else torch.zeros_like(x) for n, x in fields.items()}
+    fields |= {
+        n: getattr(t, n) for n in ("chunk_states", "keys", "updates", "decays", "betas", "chunk_starts", "written")
+    }
+    buffers = {
+        n: torch.full_like(x, float("nan")) if x.is_floating_point() else torch.zeros_like(x) for n, x in fields.items()
+    }
     got = gated_delta_rule(**a, taps=Taps(**taps, out=buffers))
     assert all(buffers[n].equal(x) for n, x in fields.items())
     assert got.outputs is buffers["outputs"] and got.trajectory.updates is buffers["updates"]

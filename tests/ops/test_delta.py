@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import cases
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numerics import judge
 
+import cases
+from numerics import judge
 from statetap.ops import StateWrite, Taps, gated_delta_rule
 
 ALL = Taps(trajectory=True, states="all", norms=True)
@@ -85,10 +85,18 @@ def test_packed(shape, cuts):
     a = cases.inputs(**shape, heads=shape["key_heads"], sequences=len(cu) - 1)
     ours, _ = compare(a, cu_seqlens=cu)
     for i, (start, stop) in enumerate(zip(cu.tolist(), cu.tolist()[1:])):
-        alone = {k: x[:, start:stop] if torch.is_tensor(x) and x.ndim > 2 and k != "initial_state" else x for k, x in a.items()}
+        alone = {
+            k: x[:, start:stop] if torch.is_tensor(x) and x.ndim > 2 and k != "initial_state" else x
+            for k, x in a.items()
+        }
         if "initial_state" in a:
             alone["initial_state"] = a["initial_state"][i : i + 1]
-        judge("a packed sequence", ours.final_state[i : i + 1], exact(alone).final_state, gated_delta_rule(**alone).final_state)
+        judge(
+            "a packed sequence",
+            ours.final_state[i : i + 1],
+            exact(alone).final_state,
+            gated_delta_rule(**alone).final_state,
+        )
 
 
 @given(shapes, st.data())

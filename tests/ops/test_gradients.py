@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import cases
 import pytest
 import torch
-from numerics import error
 
+import cases
+from numerics import error
 from statetap.ops import StateWrite, Taps, gated_delta_rule
 
 LEAVES = ("q", "k", "v", "g", "beta", "initial_state")
@@ -25,7 +25,9 @@ def gradients(a, pick, backend, value=None, probes=None, **kw):
     """Gradients of a weighted sum of what `pick(output)` gives, by argument."""
     a = leaves(a)
     extra = {n: x.detach().clone().requires_grad_() for n, x in (("value", value), ("probes", probes)) if x is not None}
-    writes = [StateWrite(10, extra["value"], rows=[0]), StateWrite(11, extra["value"] * 2)] if value is not None else None
+    writes = (
+        [StateWrite(10, extra["value"], rows=[0]), StateWrite(11, extra["value"] * 2)] if value is not None else None
+    )
     taps = Taps(trajectory=True, states=[0, 5, 11, -1], norms=True, probes=extra.get("probes"))
     out = gated_delta_rule(**a, taps=taps, state_writes=writes, backend=backend, **kw)
     sum(weighted(x, i) for i, x in enumerate(pick(out))).backward()
@@ -75,7 +77,9 @@ def test_gradients_of_packed_rows():
     cu = torch.tensor([0, 20, 20, 75])
     a = cases.inputs(3, tokens=75, state=True, sequences=3)
     ours = gradients(a, PICKS["everything"], "torch", probes=torch.ones(1, 16), cu_seqlens=cu)
-    want = gradients(cases.double(a), PICKS["everything"], "reference", probes=torch.ones(1, 16).double(), cu_seqlens=cu)
+    want = gradients(
+        cases.double(a), PICKS["everything"], "reference", probes=torch.ones(1, 16).double(), cu_seqlens=cu
+    )
     assert all(error(ours[name], want[name]) < 2e-5 for name in want)
 
 

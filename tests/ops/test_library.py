@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import cases
 import pytest
 import torch
 
+import cases
 import statetap
 from statetap.ops import StateWrite, Taps, delta, gated_delta_rule
 
@@ -49,7 +49,9 @@ def test_opcheck_out():
     args = recorded(**a)
     out = [torch.empty_like(a["v"]), torch.empty(2, 2, 8, 8)]
     operator = torch.ops.statetap.gated_delta_rule_out.default
-    torch.library.opcheck(operator, (*args, ["outputs", "final_state"], out), test_utils=("test_schema", "test_autograd_registration"))
+    torch.library.opcheck(
+        operator, (*args, ["outputs", "final_state"], out), test_utils=("test_schema", "test_autograd_registration")
+    )
 
 
 @pytest.mark.slow
@@ -61,7 +63,13 @@ def test_compile(channels):
     def loss(v, g, value):
         taps = Taps(trajectory=True, states=[0, -1], norms=True, probes=torch.ones(1, 8))
         out = gated_delta_rule(**{**a, "v": v, "g": g}, taps=taps, state_writes=[StateWrite(4, value, rows=[0])])
-        return out.outputs.square().sum() + out.states.sum() + out.norms.sum() + out.trajectory.updates.sum() + out.reads.sum()
+        return (
+            out.outputs.square().sum()
+            + out.states.sum()
+            + out.norms.sum()
+            + out.trajectory.updates.sum()
+            + out.reads.sum()
+        )
 
     def gradients(function):
         leaves = [x.detach().clone().requires_grad_() for x in (a["v"], a["g"], torch.ones(8, 8))]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import cases
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numerics import judge
 
+import cases
+from numerics import judge
 from statetap.ops import StateWrite, Taps, Trajectory, gated_delta_rule
 
 ALL = Taps(trajectory=True, states="all", norms=True)
-WRITES = [StateWrite(3, torch.ones(16, 16), rows=[1]), StateWrite(40, torch.eye(16), heads=[0]), StateWrite(69, torch.ones(16, 16))]
+WRITES = [
+    StateWrite(3, torch.ones(16, 16), rows=[1]),
+    StateWrite(40, torch.eye(16), heads=[0]),
+    StateWrite(69, torch.ones(16, 16)),
+]
 
 
 @pytest.fixture(params=["per head", "per channel", "packed", "written", "packed and written"])
@@ -21,7 +25,9 @@ def call(request):
     channels = request.param == "per channel"
     kw = {}
     packed = "packed" in request.param
-    a = cases.inputs(1, batch=1 if packed else 2, tokens=70, heads=4, channels=channels, state=True, sequences=3 if packed else None)
+    a = cases.inputs(
+        1, batch=1 if packed else 2, tokens=70, heads=4, channels=channels, state=True, sequences=3 if packed else None
+    )
     if packed:
         kw["cu_seqlens"] = torch.tensor([0, 20, 20, 70])
     if "written" in request.param:
@@ -42,7 +48,9 @@ def test_states_norms_and_reads(call):
     assert t.states([3, -1], heads=[2]).equal(out.states[:, [3, -1]][:, :, [2]])
     assert t.state_after(40).equal(out.states[:, 40])
     reads = t.read(queries_of(a).float())
-    judge("read", reads, (out.states.double() * queries_of(a).repeat_interleave(2, 2)[..., None]).sum(-2), out.outputs, 2)
+    judge(
+        "read", reads, (out.states.double() * queries_of(a).repeat_interleave(2, 2)[..., None]).sum(-2), out.outputs, 2
+    )
 
 
 def test_effective_attention_is_exact(call):

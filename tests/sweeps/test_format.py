@@ -75,7 +75,7 @@ def test_states_from_a_shard_by_the_text_alone(run):
 
 def replay(values, offsets, document, chunk, layer):
     """`S_t = exp(decay_t) S_{t-1} + k_t u_t^T` from the entering states: `[tokens, heads, key_dim, value_dim]`."""
-    get = lambda field: values[f"{layer}.trajectory.{field}"]  # noqa: E731
+    get = lambda field: values[f"{layer}.trajectory.{field}"]
     before = sum(-(-int(length) // chunk) for length in np.diff(offsets[: document + 1]))
     start, stop = offsets[document], offsets[document + 1]
     heads, states = get("updates").shape[1], []

@@ -6,9 +6,9 @@ import gc
 
 import pytest
 import torch
-from tracing.conftest import PROMPT, near, rule
 
 from statetap import ArgumentError, Error, OutOfOrderError
+from tracing.conftest import PROMPT, near, rule
 
 N = len(PROMPT)
 
@@ -17,7 +17,13 @@ def test_a_written_state_reaches_its_own_token_and_those_after(qwen):
     mix = qwen.layers[0].linear_attn
     with qwen.trace(PROMPT):
         clean, outputs = mix.states.save(), mix.attention_head_outputs.save()
-        served = [mix.attention_queries.save(), mix.attention_keys.save(), mix.attention_values.save(), mix.decays.save(), mix.betas.save()].save()
+        served = [
+            mix.attention_queries.save(),
+            mix.attention_keys.save(),
+            mix.attention_values.save(),
+            mix.decays.save(),
+            mix.betas.save(),
+        ].save()
         logits = qwen.logits.save()
     value = torch.randn(1, 4, 16, 24)
     with qwen.trace(PROMPT) as tracer:
@@ -96,7 +102,10 @@ EDITS = {
     "attention_values": (lambda m: m.attention_values[:, 3].mul_(2), lambda m: scaled(m, "attention_values", 3, 2)),
     "betas": (lambda m: m.betas[:, 3].mul_(0.5), lambda m: scaled(m, "betas", 3, 0.5)),
     "decays": (lambda m: m.decays[:, 5].mul_(1e4), lambda m: scaled(m, "decays", 5, 1e4)),
-    "attention_head_outputs": (lambda m: m.attention_head_outputs[:, -1].zero_(), lambda m: scaled(m, "attention_head_outputs", -1, 0)),
+    "attention_head_outputs": (
+        lambda m: m.attention_head_outputs[:, -1].zero_(),
+        lambda m: scaled(m, "attention_head_outputs", -1, 0),
+    ),
     "state_output": (lambda m: m.state_output.zero_(), lambda m: setattr(m, "state_output", torch.zeros(1, 4, 16, 24))),
 }
 
@@ -178,7 +187,15 @@ def test_writing_a_value_back_changes_nothing(qwen):
     with qwen.trace(PROMPT):
         clean = qwen.logits.save()
     with qwen.trace(PROMPT):
-        for name in ("attention_queries", "attention_keys", "attention_values", "betas", "decays", "attention_head_outputs", "state_output"):
+        for name in (
+            "attention_queries",
+            "attention_keys",
+            "attention_values",
+            "betas",
+            "decays",
+            "attention_head_outputs",
+            "state_output",
+        ):
             setattr(mix, name, getattr(mix, name))
         same = qwen.logits.save()
     near(same, clean, 1e-5)
@@ -219,7 +236,13 @@ def test_state_input_can_be_given_to_a_fresh_prompt(qwen):
     mix = qwen.layers[0].linear_attn
     state = torch.randn(1, 4, 16, 24)
     with qwen.trace(PROMPT):
-        served = [mix.attention_queries.save(), mix.attention_keys.save(), mix.attention_values.save(), mix.decays.save(), mix.betas.save()].save()
+        served = [
+            mix.attention_queries.save(),
+            mix.attention_keys.save(),
+            mix.attention_values.save(),
+            mix.decays.save(),
+            mix.betas.save(),
+        ].save()
         mix.state_input = state
         states = mix.states.save()
     near(states, rule(*served, state=state)[2])
@@ -272,7 +295,11 @@ BAD = [
     (lambda m: m.set_state_after(0, torch.zeros(2, 4, 16, 24)), ArgumentError, "state"),
     (lambda m: m.set_state_after(0, torch.zeros(24, 16)), ArgumentError, "state"),
     (lambda m: setattr(m, "state_output", torch.zeros(4, 16, 24)), ArgumentError, "state_output"),
-    (lambda m: setattr(m, "states", torch.zeros(1, N, 4, 16, 24)), ArgumentError, "states is read-only.*set_state_after"),
+    (
+        lambda m: setattr(m, "states", torch.zeros(1, N, 4, 16, 24)),
+        ArgumentError,
+        "states is read-only.*set_state_after",
+    ),
     (lambda m: setattr(m, "trajectory", None), ArgumentError, "trajectory is read-only"),
     (lambda m: m.states.zero_(), Error, "states was edited in place.*set_state_after"),
     (lambda m: m.writes[:, 3].zero_(), Error, "writes was edited in place"),
@@ -293,10 +320,10 @@ def test_bad_edits_are_refused_plainly(qwen, edit, kind, message):
 def test_a_value_of_another_trace_that_was_not_saved(qwen):
     mix = qwen.layers[0].linear_attn
     with qwen.trace(PROMPT):
-        lost = mix.state_after(4)  # noqa: F841
+        lost = mix.state_after(4)
     with pytest.raises(NameError, match="lost"):
         with qwen.trace(PROMPT):
-            mix.set_state_after(4, lost)  # noqa: F821
+            mix.set_state_after(4, lost)
 
 
 LATE = {
@@ -352,7 +379,9 @@ def test_gradients_through_decode_steps(model, plain):
     (logits[:, -1].square().sum() + state.norm()).backward()
     pieces, cache = embeddings.clone().requires_grad_(), None
     for start, stop in ((0, 10), (10, 11), (11, 12)):
-        with model.trace(inputs_embeds=pieces[:, start:stop], use_cache=True, **({} if cache is None else {name: cache})):
+        with model.trace(
+            inputs_embeds=pieces[:, start:stop], use_cache=True, **({} if cache is None else {name: cache})
+        ):
             state, logits, result = mix.state_output.save(), model.logits.save(), model.output.save()
         cache = getattr(result, name, None) or result.past_key_values
     (logits[:, -1].square().sum() + state.norm()).backward()

@@ -91,10 +91,10 @@ def test_loading_an_old_family_name_by_hand(checkpoints):
 
 def test_two_wrappers_of_one_module(checkpoints):
     """Both serve their own traces; nothing is counted or served twice."""
-    import tiny
     import transformers
 
     import statetap
+    import tiny
 
     module = transformers.AutoModelForCausalLM.from_pretrained(checkpoints())
     models = [statetap.StandardizedTransformer(module, tokenizer=tiny.tokenizer()) for _ in range(2)]

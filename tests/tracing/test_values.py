@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 import torch
-from tracing.conftest import PROMPT, near, rule
 
 import statetap
 from statetap import Unavailable
+from tracing.conftest import PROMPT, near, rule
 
 HEADS, K, V, N = 4, 16, 24, len(PROMPT)
 
@@ -26,9 +26,14 @@ def test_shapes_dtypes_and_signs(model):
         out = mix.attention_output.save()
     weights, rest = attention
     assert entering == [None]
-    assert q.shape == k.shape == (1, N, HEADS, K) and v.shape == y.shape == writes.shape == rest.shape == (1, N, HEADS, V)
+    assert q.shape == k.shape == (1, N, HEADS, K) and v.shape == y.shape == writes.shape == rest.shape == (
+        1,
+        N,
+        HEADS,
+        V,
+    )
     assert g.shape == b.shape == norms.shape == (1, N, HEADS) and g.dtype == torch.float32 and g.max() <= 0
-    assert 0 < b.min() and b.max() < 1
+    assert b.min() > 0 and b.max() < 1
     assert state.shape == (1, HEADS, K, V) and states.shape == (1, N, HEADS, K, V) and state.dtype == torch.float32
     assert weights.shape == (1, HEADS, N, N) and reads.shape == (1, N, HEADS, 3, V)
     assert out.shape == (1, N, 64)
@@ -62,7 +67,12 @@ READS = {
 def test_any_order(qwen, order):
     mix, nxt = qwen.layers[0].linear_attn, qwen.layers[1].linear_attn
     with qwen.trace(PROMPT):
-        want = dict(state_output=mix.state_output.save(), attention_queries=mix.attention_queries.save(), states=mix.states.save(), betas=mix.betas.save()).save()
+        want = dict(
+            state_output=mix.state_output.save(),
+            attention_queries=mix.attention_queries.save(),
+            states=mix.states.save(),
+            betas=mix.betas.save(),
+        ).save()
         later = nxt.states.save()
     with qwen.trace(PROMPT):
         got = {name: READS[name](mix, nxt) for name in order}
@@ -211,7 +221,9 @@ def test_invokes_of_different_lengths(model):
     with model.trace() as tracer:
         for prompt in prompts:
             with tracer.invoke(prompt):
-                together.append((mix.states.save(), mix.state_output.save(), mix.decays.save(), mix.attention_output.save()))
+                together.append(
+                    (mix.states.save(), mix.state_output.save(), mix.decays.save(), mix.attention_output.save())
+                )
     listed = []
     with model.trace(prompts):
         listed += [mix.states.save(), mix.state_output.save(), mix.decays.save(), mix.attention_output.save()]
@@ -248,7 +260,10 @@ def test_bfloat16(models):
     model = models("qwen3_5_text", dtype=torch.bfloat16)
     mix = model.layers[0].linear_attn
     with model.trace(PROMPT):
-        q, k, v, g, b = (getattr(mix, n).save() for n in ("attention_queries", "attention_keys", "attention_values", "decays", "betas"))
+        q, k, v, g, b = (
+            getattr(mix, n).save()
+            for n in ("attention_queries", "attention_keys", "attention_values", "decays", "betas")
+        )
         states, a = mix.states.save(), None
     with model.trace(PROMPT):
         a = mix.in_proj_a.output.save()
@@ -262,7 +277,11 @@ def test_bfloat16(models):
 def test_support(model):
     linear, softmax = model.support(layer=0), model.support(layer=-1)
     assert linear["linear_attn.states"] is None and linear["linear_attn.attention_output"] is None
-    assert linear["self_attn.attention_output"] == linear["self_attn.attention_scores"] == "no self_attn module on this block"
+    assert (
+        linear["self_attn.attention_output"]
+        == linear["self_attn.attention_scores"]
+        == "no self_attn module on this block"
+    )
     assert softmax["linear_attn.states"] == softmax["linear_attn.state"] == "no linear_attn module on this block"
     assert softmax["self_attn.attention_output"] is None and "eager" in softmax["self_attn.attention_scores"]
     whole = model.support()
@@ -296,7 +315,7 @@ def test_eager_attention(models):
     assert out.shape == mlp.shape == layer.shape == (1, N, 64)
     with model.trace(PROMPT):
         attn.attention_probabilities[:, 0] = 0
-        edited, gone = model.logits.save(), None
+        edited = model.logits.save()
     with model.trace(PROMPT):
         attn.attention_head_outputs[:, :, 0] = 0
         same = model.logits.save()

@@ -127,8 +127,8 @@ class HeldCall:
         for name, snapshot in self.snapshots:
             if snapshot.edited:
                 raise Error(
-                    f"{self.where}.{name} was edited in place, which cannot reach the model: it is computed from the call. "
-                    f"Write states with set_state_after(token, value), or clone() it before working on it."
+                    f"{self.where}.{name} was edited in place, which cannot reach the model: it is computed from "
+                    f"the call. Write states with set_state_after(token, value), or clone() it before working on it."
                 )
 
 
@@ -272,7 +272,10 @@ class MixerCall:
         return self._watched("effective_attention", weights), self._watched("effective_attention", remainder)
 
     def probe(self, probes: Tensor) -> Tensor:
-        """Reads of every state by `probes` `[P, K]`, `[heads, P, K]` or `[rows, seq, heads, P, K]`: `[rows, seq, heads, P, V]`."""
+        """What every state answers to `probes`, `[rows, seq, heads, P, V]`.
+
+        probes: `[P, K]`, `[heads, P, K]` or `[rows, seq, heads, P, K]`.
+        """
         if isinstance(probes, Tensor) and probes.ndim == 5 and self._rows != ALL:
             whole = probes.new_zeros((self._held.batch, *probes.shape[1:]))
             whole[self._rows] = probes

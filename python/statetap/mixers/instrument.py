@@ -101,7 +101,7 @@ class Instrumented:
         self.forwards += 1
 
     def route(self, backend: str | None) -> None:
-        """Choose the backend of this model: "auto", a backend's name, "default" for the original kernels, None for the family's."""
+        """Choose the backend of this model: "auto", a name, "default" (the original kernels), None (the family's)."""
         self.backend = None if backend is None else routing.checked(backend)
 
     @contextmanager

@@ -102,7 +102,9 @@ def _replay(t: Trajectory, flat: Tensor, heads: list[int] | None, dtype: torch.d
     return torch.empty_like(found).index_copy(0, place, found)
 
 
-def _replay_all(t: Trajectory, table: ChunkTable, entering: Tensor, heads: list[int] | None, out: Tensor | None) -> Tensor:
+def _replay_all(
+    t: Trajectory, table: ChunkTable, entering: Tensor, heads: list[int] | None, out: Tensor | None
+) -> Tensor:
     """The states after every token of plain rows, each computed where it is stored, from the one before it there."""
     chunks, batch, size = _chunks(t), table.batch, table.size
     k, g, u = (_of_heads(x, heads) for x in (chunks.k, chunks.g.exp(), table.split(t.updates.to(entering.dtype))))
@@ -114,7 +116,9 @@ def _replay_all(t: Trajectory, table: ChunkTable, entering: Tensor, heads: list[
     for first, last in _runs(table):
         length = table.chunks[first * batch].length
         now = slice(first * batch, last * batch)
-        tokens = rows[:, first * size : first * size + (last - first) * length].unflatten(1, (-1, length)).transpose(0, 1)
+        tokens = (
+            rows[:, first * size : first * size + (last - first) * length].unflatten(1, (-1, length)).transpose(0, 1)
+        )
         before, by_step = start[now].unflatten(0, (-1, batch)), lambda x, now=now: x[now].unflatten(0, (-1, batch))
         keys, decays, updates = by_step(k), by_step(g), by_step(u)
         for i in range(length):
@@ -171,7 +175,8 @@ def norms(t: Trajectory, heads: Sequence[int] | None = None) -> Tensor:
 def _squares(t: Trajectory, table: ChunkTable, entering: Tensor) -> Tensor:
     """|S_t|^2 `[N, H, C]` without the states, for a decay per head.
 
-    With S_t = a_t S0 + sum_j Gamma_tj k_j u_j^T: a^2 |S0|^2 + 2 a sum_j Gamma_tj k_j^T S0 u_j + diag(Gamma (KK^T o UU^T) Gamma^T).
+    With S_t = a_t S0 + sum_j Gamma_tj k_j u_j^T it is
+    a^2 |S0|^2 + 2 a sum_j Gamma_tj k_j^T S0 u_j + diag(Gamma (KK^T o UU^T) Gamma^T).
     In fp64, since the terms cancel where a write erases the state.
     """
     chunks = _chunks(t)

@@ -39,8 +39,9 @@ def gated_delta_rule(
 
         S~ = exp(g_t) o S_{t-1},  u_t = beta_t (v_t - S~^T k_t),  S_t = S~ + k_t u_t^T,  o_t = S_t^T q_t
 
-    Gated DeltaNet (arXiv:2412.06464, eq. 10) for a decay per head, Kimi delta attention (arXiv:2510.26692, eq. 1) for one
-    per key channel. Differentiable in q, k, v, g, beta, initial_state, written values and probes, through every result.
+    Gated DeltaNet (arXiv:2412.06464, eq. 10) for a decay per head, Kimi delta attention (arXiv:2510.26692, eq. 1) for
+    one per key channel. Differentiable in q, k, v, g, beta, initial_state, written values and probes, through every
+    result.
 
     Args:
         q, k: `[B, T, Hk, K]`; value head `h` uses head `h // (Hv // Hk)`.
@@ -94,10 +95,7 @@ def gated_delta_rule(
         taps.dtype,
         backend,
     )
-    if taps.out is None:
-        results = dict(zip(FIELDS, _call_operator(args)))
-    else:
-        results = _filled(taps.out, args, taps)
+    results = dict(zip(FIELDS, _call_operator(args))) if taps.out is None else _filled(taps.out, args, taps)
     return _output(results, taps, cu_seqlens)
 
 

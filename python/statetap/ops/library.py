@@ -1,7 +1,7 @@
 """The rule as torch operators, so that autograd, `torch.compile` and opcheck know it.
 
-`statetap::gated_delta_rule` and its backward are opaque: values are checked, and Python decides, inside them. The `_out`
-variant fills the caller's tensors. Defined with `Library.define`, whose calls cost a fifteenth of `custom_op`'s.
+`statetap::gated_delta_rule` and its backward are opaque: values are checked, and Python decides, inside them. The
+`_out` variant fills the caller's tensors. Defined with `Library.define`, whose calls cost a fifteenth of `custom_op`'s.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .precision import full_precision
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, float scale, Tensor? initial_state, bool normalise, "
     "Tensor? cu_seqlens, int[] cuts, Tensor? write_heads, Tensor? write_values, "
-    "bool trajectory, str states, SymInt[] tokens, Tensor? mask, int[]? heads, bool norms, Tensor? probes, ScalarType? dtype, "
-    "str backend"
+    "bool trajectory, str states, SymInt[] tokens, Tensor? mask, int[]? heads, bool norms, Tensor? probes, "
+    "ScalarType? dtype, str backend"
 )
 FIELDS = (
     "outputs",
@@ -134,7 +134,9 @@ def _fake(*args: Any) -> tuple[Tensor, ...]:
     batch, tokens, heads, value_dim = v.shape
     key_dim = k.shape[3]
     given = (a["q"], k, v, a["g"], a["beta"], a["initial_state"])
-    computed = dtype = torch.float64 if any(x is not None and x.dtype == torch.float64 for x in given) else torch.float32
+    computed = dtype = (
+        torch.float64 if any(x is not None and x.dtype == torch.float64 for x in given) else torch.float32
+    )
     store = a["dtype"] or dtype
     exact = lambda dtype: not dtype.is_floating_point  # noqa: E731
     rows = batch if a["cu_seqlens"] is None else a["cu_seqlens"].shape[0] - 1

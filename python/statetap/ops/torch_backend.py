@@ -65,7 +65,7 @@ class Chunks:
         return [x @ keys * gamma for x in rows]
 
     def read_entering(self, matrix: Tensor, x: Tensor) -> Tensor:
-        """matrix (pre o x): what rows of `matrix` `[N, H, C', C]` see of the entering state, through x `[N, H, C, K]`."""
+        """matrix (pre o x): what `matrix` `[N, H, C, C]` sees of the entering state through x `[N, H, C, K]`."""
         pre = decay.from_start(self.g)
         return matrix @ (x * pre) if self.per_channel else (matrix * pre.transpose(-1, -2)) @ x
 
@@ -115,7 +115,7 @@ def inverse(lower: Tensor) -> Tensor:
 def _across(
     chunks: Chunks, written: Tensor, seen: Tensor, initial: Tensor, table: ChunkTable, writes: Writes | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The serial part. U = written - seen S0 and S1 = tot o S0 + (suf o K)^T U, one chunk of each sequence at a time."""
+    """The serial part: U = written - seen S0 and S1 = tot o S0 + (suf o K)^T U, a chunk of each sequence at a time."""
     suffix = (chunks.k * decay.to_end(chunks.g)).transpose(-1, -2)
     total = chunks.g.sum(-2).exp()[..., None]  # [N, H, 1 or K, 1]
     sorted_already = table.order == list(range(table.sequences))

@@ -110,7 +110,7 @@ class LinearAttention(CallEnvoy):
 
     @property
     def state(self) -> Tensor:
-        """`[batch, heads, key_dim, value_dim]`: the state after the token that `tracer.iter` is at; assign or edit to write."""
+        """`[batch, heads, key_dim, value_dim]`: after the token that `tracer.iter` is at; assign or edit to write."""
         token, call = self._token("state")
         return call.state_after(token)
 
@@ -120,19 +120,23 @@ class LinearAttention(CallEnvoy):
         call.set_state_after(token, value)
 
     def state_after(self, token: int) -> Tensor:
-        """The state after `token` (negative: from the end), `[batch, heads, key_dim, value_dim]`; editing it in place writes it."""
+        """The state after `token` (negative: from the end), `[batch, heads, key_dim, value_dim]`.
+
+        Editing it in place writes it.
+        """
         return self._call("state_after").state_after(token)
 
     def set_state_after(self, token: int, value: Tensor) -> None:
         """Replace the state after `token`: its own output reads it, and later tokens continue from it.
 
-        `value`: `[batch, heads, key_dim, value_dim]`, or `[heads, key_dim, value_dim]` / `[key_dim, value_dim]`, which broadcast.
+        `value`: `[batch, heads, key_dim, value_dim]`, or without its leading axes, which broadcast.
         """
         self._call("set_state_after").set_state_after(token, value)
 
     def read(self, probes: Tensor) -> Tensor:
-        """What every state answers to `probes` `[P, key_dim]`, `[heads, P, key_dim]` or `[batch, seq, heads, P, key_dim]`.
+        """What every state answers to `probes`.
 
+        probes: `[P, key_dim]`, `[heads, P, key_dim]` or `[batch, seq, heads, P, key_dim]`.
         Returns `[batch, seq, heads, P, value_dim]`, in the values' dtype.
         """
         return self._call("read").probe(probes)

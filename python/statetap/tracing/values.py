@@ -22,7 +22,7 @@ class CallValue:
 
     def __init__(self, doc: str, field: str | None = None, instead: str | None = None) -> None:
         self.__doc__ = doc
-        self.field = field
+        self.field = field or ""
         self.instead = instead
 
     def __set_name__(self, owner: type, name: str) -> None:
