@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import types
@@ -13,7 +14,7 @@ import transformers
 import statetap
 import tiny
 from statetap import families, ops
-from statetap.mixers import MixerCall, MixerSpec, instrument, is_instrumented
+from statetap.mixers import MixerCall, MixerSpec, binding, instrument, is_instrumented
 from statetap.mixers.instrument import Instrumented
 
 IDS = torch.arange(40)[None] * 5 % 250
@@ -108,7 +109,9 @@ def test_remove_puts_everything_back(checkpoints):
     from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 
     name = "torch_chunk_gated_delta_rule"
-    original = getattr(modeling, name)
+    gc.collect()  # other tests' models
+    before = getattr(modeling, name)
+    original = binding.original(before)
     models = [transformers.AutoModelForCausalLM.from_pretrained(checkpoints()).eval() for _ in range(2)]
     spec = families.family_of(models[0].config).mixer
     first, second = (instrument(m, spec) for m in models)
@@ -117,7 +120,7 @@ def test_remove_puts_everything_back(checkpoints):
     first.remove()
     assert getattr(modeling, name) is not original and not is_instrumented(models[0])
     second.remove()
-    assert getattr(modeling, name) is original
+    assert getattr(modeling, name) is before
     assert not any(m._forward_hooks or m._forward_pre_hooks for model in models for m in model.modules())
 
 
@@ -256,3 +259,18 @@ def test_rules_are_those_of_ops(pair):
     with instrumented.watching(watch):
         logits(ours)
     assert checked == [0, 1, 2]
+
+
+def test_a_model_that_is_gone_needs_no_dispatcher(checkpoints):
+    """Nothing is left in the modeling file once the last instrumented model is dropped."""
+    script = (
+        "import gc, transformers; from statetap import families, mixers;"
+        "from transformers.models.qwen3_5 import modeling_qwen3_5 as m;"
+        "before = m.torch_chunk_gated_delta_rule;"
+        f"model = transformers.AutoModelForCausalLM.from_pretrained({str(checkpoints())!r});"
+        "kept = mixers.instrument(model, families.family_of(model.config).mixer);"
+        "assert m.torch_chunk_gated_delta_rule is not before;"
+        "del model, kept; gc.collect();"
+        "assert m.torch_chunk_gated_delta_rule is before"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)

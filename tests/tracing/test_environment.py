@@ -103,3 +103,30 @@ def test_two_wrappers_of_one_module(checkpoints):
         with model.trace("abc"):
             found.append(model.layers[0].linear_attn.states.save())
     assert found[0].equal(found[1])
+
+
+def test_a_model_that_is_dropped_is_freed(checkpoints):
+    import gc
+    import weakref
+
+    import statetap
+
+    def use():  # in a frame of its own: nnsight's look at a frame keeps its locals
+        model = statetap.StandardizedTransformer(str(checkpoints()), device="cpu")
+        with model.trace("abc"):
+            model.layers[0].linear_attn.states.save()
+        return weakref.ref(model._module), weakref.ref(model)
+
+    gone = use()
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+
+
+def test_scan_follows_shapes(checkpoints):
+    import statetap
+
+    model, shapes = statetap.StandardizedTransformer(str(checkpoints()), device="cpu"), []
+    with model.scan("abcdef"):
+        shapes.append(tuple(model.layers[0].linear_attn.state_output.shape))
+        shapes.append(tuple(model.logits.shape))
+    assert shapes == [(1, 4, 16, 24), (1, 6, 258)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import weakref
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any, Callable, Iterator
@@ -49,23 +50,28 @@ class Instrumented:
     Attributes:
         layers: block index -> its recurrent `Mixer`.
         attentions: block index -> its softmax `Mixer`.
-        text_model: the module that runs the blocks; takes `input_ids`, has no language-model head.
-        forwards: how many forwards of the model have begun.
     """
 
     def __init__(self, model: nn.Module, spec: MixerSpec) -> None:
         self.spec = spec
         self.backend: str | None = None
-        self.forwards = 0
         self.observers: list[Observer] = []
         self.layers: dict[int, Mixer] = {}
         self.attentions: dict[int, Mixer] = {}
         self._handles: list[Any] = []
         self._bound: list[tuple[ModuleType, tuple[str, ...]]] = []
         path = self._mark(model)
-        self.text_model = model.get_submodule(path)
-        self._handles.append(model.register_forward_pre_hook(self._count_forward))
+        self._unbind = weakref.finalize(model, _unbind, self._bound)
+        self._text_model = weakref.ref(model.get_submodule(path))  # it may be the model, which is not ours to keep
         self._handles.append(self.text_model.register_forward_pre_hook(packing.refuse, with_kwargs=True))
+
+    @property
+    def text_model(self) -> nn.Module:
+        """The module that runs the blocks; takes `input_ids`, has no language-model head."""
+        module = self._text_model()
+        if module is None:
+            raise Error("the instrumented model is gone: keep a reference to it")
+        return module
 
     def _mark(self, model: nn.Module) -> str:
         """Mark every mixer, bind what they call; the path of the module that holds the blocks."""
@@ -97,9 +103,6 @@ class Instrumented:
         binding.bind(module, kernels)
         self._bound.append((module, kernels))
 
-    def _count_forward(self, *_: Any) -> None:
-        self.forwards += 1
-
     def route(self, backend: str | None) -> None:
         """Choose the backend of this model: "auto", a name, "default" (the original kernels), None (the family's)."""
         self.backend = None if backend is None else routing.checked(backend)
@@ -117,9 +120,8 @@ class Instrumented:
         """Put everything back."""
         for handle in self._handles:
             handle.remove()
-        for module, names in self._bound:
-            binding.unbind(module, names)
-        self._handles, self._bound = [], []
+        self._unbind()
+        self._handles = []
         for model, instrumented in list(_instrumented.items()):
             if instrumented is self:
                 del _instrumented[model]
@@ -166,6 +168,13 @@ class Mixer:
         kernel = RULES[self.owner.spec.rule](original, *args, **kwargs)
         held = HeldCall(kernel, f"layers[{self.layer}].linear_attn", self.layer, backend)
         return MixerCall(held), held.close
+
+
+def _unbind(bound: list[tuple[ModuleType, tuple[str, ...]]]) -> None:
+    """Take back what one model needed: when it is asked for, or when the model is gone."""
+    for module, names in bound:
+        binding.unbind(module, names)
+    bound.clear()
 
 
 def _convolve(original: Callable, args: tuple, kwargs: dict) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import ArgumentError
 
@@ -16,7 +17,7 @@ def refuse(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None
     The recurrent mixers of transformers know nothing of position ids: their convolution and state run on.
     """
     positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
-    if isinstance(positions, Tensor) and positions.shape[-1] > 1 and positions.device.type != "meta":
+    if isinstance(positions, Tensor) and positions.shape[-1] > 1 and _has_values(positions):
         if positions.ndim == 3:  # text, temporal, height, width: the first counts the tokens
             positions = positions[0]
         restart = positions[..., 1:] < positions[..., :-1]
@@ -26,6 +27,11 @@ def refuse(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None
             _raise("position_ids", "position_ids start again within a row")
     if kwargs.get("cu_seq_lens_q") is not None:
         _raise("cu_seq_lens_q", "cu_seq_lens_q packs several texts into one row")
+
+
+def _has_values(x: Tensor) -> bool:
+    """Not where only shapes are followed: meta and fake tensors, `torch.compile`."""
+    return not (x.is_meta or isinstance(x, FakeTensor) or torch.compiler.is_compiling())
 
 
 def _raise(name: str, what: str) -> None:

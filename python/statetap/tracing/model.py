@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -87,8 +88,9 @@ class StandardizedTransformer(TransformersModel):
         """Mark the mixers, give every block its standard names, and listen to the kernel calls."""
         family = self.family.FAMILY
         self._instrumented = instrument(self._module, family.mixer, backend=None if backend == "auto" else backend)
-        self._instrumented.observers.append(self._deliver)
-        self._module.register_forward_pre_hook(self._count_forward)
+        this = weakref.ref(self)  # the module outlives its wrapper, and must not keep it
+        self._instrumented.observers.append(lambda call: this() and this()._deliver(call))  # type: ignore[union-attr]
+        self._module.register_forward_pre_hook(lambda *_: this() and this()._count_forward())  # type: ignore[union-attr]
         path = next(n for n, m in self._module.named_modules() if m is self._instrumented.text_model)
         self._text = self.get(path) if path else self
         self._blocks = self._text.get("layers")
@@ -112,7 +114,7 @@ class StandardizedTransformer(TransformersModel):
         self._forwards = 0
         return super().interleave(fn, *args, **kwargs)
 
-    def _count_forward(self, *_: Any) -> None:
+    def _count_forward(self) -> None:
         if self.interleaver.interleaving:
             self._forwards += 1
 
