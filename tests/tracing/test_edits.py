@@ -454,3 +454,23 @@ def test_memory_is_flat_over_many_traces(qwen, grad):
     finally:
         gc.enable()
     assert sizes[119] <= 1.05 * sizes[20], sizes
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_edits_in_inference_mode(models, attention):
+    """The same as without gradients."""
+    model, found = models("qwen3_5_text", attn_implementation=attention), []
+    mix, attn = model.layers[0].linear_attn, model.layers[3].self_attn
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            with model.trace(PROMPT):
+                mix.attention_keys[:, 2] = 0
+                mix.attention_head_outputs[:, -1] = 1
+                mix.betas = mix.betas * 0.5
+                mix.state_after(3).zero_()
+                states = mix.states.save()
+                if attention == "eager":
+                    attn.attention_probabilities[:, 0] = 0
+                logits = model.logits.save()
+        found.append((states.clone(), logits.clone()))
+    assert all(a.equal(b) for a, b in zip(*found))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from .slots import ALL, Rows, copy_of, put, take
+from .slots import ALL, Rows, ordinary, put, take
 
 _WRITTEN = -1
 _NEEDS = {"scores": ("queries", "keys"), "probabilities": ("scores",), "head_outputs": ("probabilities", "values")}
@@ -62,7 +62,8 @@ class AttentionCall:
         """A stage as it now stands: a copy that may be edited in place."""
         served = self._served.get(name)
         if served is None or not (served.edited or served.stamp == self._inputs(name)):
-            fresh = copy_of(self._given[name]) if name in self._given else self._compute(name)
+            with ordinary():
+                fresh = self._given[name].clone() if name in self._given else self._compute(name)
             served = self._served[name] = _Served(fresh, fresh._version, self._inputs(name))
         return take(served.tensor, rows)
 

@@ -7,7 +7,8 @@ op saved for backward is edited. torch counts the in-place edits of a tensor and
 
 from __future__ import annotations
 
-from typing import Callable
+from contextlib import nullcontext
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -16,11 +17,14 @@ Rows = slice  # rows of the batch: slice(None) or slice(start, stop)
 ALL = slice(None)
 
 
+def ordinary() -> Any:
+    """What is made in here is an ordinary tensor: edits of inference tensors are not counted."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
 def copy_of(x: Tensor) -> Tensor:
-    """A copy whose edits are counted: inference tensors have no count, so the copy is an ordinary one."""
-    if not torch.is_inference_mode_enabled():
-        return x.clone()
-    with torch.inference_mode(False):
+    """A copy whose edits are counted."""
+    with ordinary():
         return x.clone()
 
 
@@ -30,9 +34,8 @@ def take(x: Tensor, rows: Rows) -> Tensor:
 
 def put(x: Tensor, rows: Rows, value: Tensor) -> Tensor:
     """`x` with `rows` replaced, as a new tensor: earlier views of `x` keep what they show."""
-    if rows == ALL:
-        return copy_of(value)
-    return torch.cat([x[: rows.start], value, x[rows.stop :]])
+    with ordinary():
+        return value.clone() if rows == ALL else torch.cat([x[: rows.start], value, x[rows.stop :]])
 
 
 class Argument:
@@ -48,7 +51,8 @@ class Argument:
     def read(self, rows: Rows = ALL) -> Tensor | None:
         """The copy to look at and to edit, `rows` of it."""
         if self._copy is None and self.given is not None:
-            self._copy = self._serve(self.given)
+            with ordinary():
+                self._copy = self._serve(self.given)
             self._clean = self._copy._version
         return None if self._copy is None else take(self._copy, rows)
 
@@ -103,9 +107,10 @@ class Result:
         if self._computed is computed:
             return self._copy  # type: ignore[return-value]
         if self.edited:
-            kept = self._copy != self._computed
-            self._kept = kept if self._kept is None else kept | self._kept
-            self._copy = torch.where(self._kept, self._copy, computed)  # type: ignore[arg-type]
+            with ordinary():
+                kept = self._copy != self._computed
+                self._kept = kept if self._kept is None else kept | self._kept
+                self._copy = torch.where(self._kept, self._copy, computed)  # type: ignore[arg-type]
         else:
             self._copy = copy_of(computed)
         self._computed, self._clean = computed, self._copy._version
