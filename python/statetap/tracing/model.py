@@ -89,8 +89,17 @@ class StandardizedTransformer(TransformersModel):
         family = self.family.FAMILY
         self._instrumented = instrument(self._module, family.mixer, backend=None if backend == "auto" else backend)
         this = weakref.ref(self)  # the module outlives its wrapper, and must not keep it
-        self._instrumented.observers.append(lambda call: this() and this()._deliver(call))  # type: ignore[union-attr]
-        self._module.register_forward_pre_hook(lambda *_: this() and this()._count_forward())  # type: ignore[union-attr]
+
+        def deliver(call: Any) -> None:
+            if (model := this()) is not None:
+                model._deliver(call)
+
+        def count(*_: Any) -> None:
+            if (model := this()) is not None:
+                model._count_forward()
+
+        self._instrumented.observers.append(deliver)
+        self._module.register_forward_pre_hook(count)
         path = next(n for n, m in self._module.named_modules() if m is self._instrumented.text_model)
         self._text = self.get(path) if path else self
         self._blocks = self._text.get("layers")
