@@ -47,11 +47,10 @@ def decayed_products(rows: Sequence[Tensor], keys: Tensor, g: Tensor) -> list[Te
     into, out_of = g, torch.zeros_like(g)  # sums from the block's start to i, and from after j to its end
     span = 1
     while span < size + padding:
-        early = _halves(keys * out_of.exp(), span)[0]
-        reach = into.exp()
+        early = _halves(keys, span)[0] * _halves(out_of, span)[0].exp()
+        reach = _halves(into, span)[1].exp()
         for n, x in enumerate(rows):
-            late = _halves(x * reach, span)[1]
-            blocks[n] = _join(blocks[n], _products(late, early))
+            blocks[n] = _join(blocks[n], _products(_halves(x, span)[1] * reach, early))
         into, out_of = _double(into, out_of, span)
         span *= 2
     return [block.squeeze(-3)[..., :size, :size] for block in blocks]
