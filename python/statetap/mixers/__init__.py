@@ -2,7 +2,6 @@
 
 from .attention import AttentionCall as AttentionCall
 from .binding import missing as missing
-from .call import HeldCall as HeldCall
 from .call import MixerCall as MixerCall
 from .instrument import Instrumented as Instrumented
 from .instrument import Mixer as Mixer

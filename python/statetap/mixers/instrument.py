@@ -17,7 +17,8 @@ from torch import nn
 from ..errors import Error, UnsupportedFamily
 from . import binding, current, packing, routing
 from .attention import AttentionCall
-from .call import HeldCall, MixerCall
+from .call import MixerCall
+from .held import HeldCall
 from .layouts import RULES
 from .spec import MixerSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import ArgumentError
 from ..ops.backends import BACKENDS
-from .call import DEFAULT
+from .held import DEFAULT
 from .spec import MixerSpec
 
 _families: dict[MixerSpec, str] = {}
