@@ -17,15 +17,36 @@ class full_precision:
         self._autocast = [torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda") if _autocasting(kind)]
         for context in self._autocast:
             context.__enter__()
-        self._matmul = torch.get_float32_matmul_precision()
-        if self._matmul != "highest":
-            torch.set_float32_matmul_precision("highest")
+        self._changed = [(setting, was) for setting in _SETTINGS if (was := setting.fp32_precision) != "ieee"]
+        for setting, _ in self._changed:
+            setting.fp32_precision = "ieee"
 
     def __exit__(self, *exc: Any) -> None:
-        if self._matmul != "highest":
-            torch.set_float32_matmul_precision(self._matmul)
+        for setting, was in self._changed:
+            setting.fp32_precision = was
         for context in reversed(self._autocast):
             context.__exit__(*exc)
+
+
+class _Legacy:
+    """The one setting of torch before 2.9, under the name of the later ones."""
+
+    @property
+    def fp32_precision(self) -> str:
+        precision = torch.get_float32_matmul_precision()
+        return "ieee" if precision == "highest" else precision
+
+    @fp32_precision.setter
+    def fp32_precision(self, precision: str) -> None:
+        torch.set_float32_matmul_precision("highest" if precision == "ieee" else precision)
+
+
+def _settings() -> list[Any]:
+    own = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    return own if all(hasattr(setting, "fp32_precision") for setting in own) else [_Legacy()]
+
+
+_SETTINGS = _settings()
 
 
 def exact(function: F) -> F:
