@@ -55,6 +55,38 @@ _VISION = dict(
 CONFIGS = {
     "qwen3_5_text": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {**_BODY, **_DELTA_HEADS, "rope_parameters": _ROPE}),
     "qwen3_5": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration", {}),
+    "qwen3_5_moe_text": (
+        "Qwen3_5MoeTextConfig",
+        "Qwen3_5MoeForCausalLM",
+        {**_BODY, **_DELTA_HEADS, **_EXPERTS, "rope_parameters": _ROPE},
+    ),
+    "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", {**_BODY, **_DELTA_HEADS}),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        "KimiLinearForCausalLM",
+        dict(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=96,
+            moe_intermediate_size=32,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            kv_lora_rank=16,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=8,
+            v_head_dim=16,
+            num_experts_per_tok=2,
+            num_local_experts=4,
+            linear_head_dim=16,
+            linear_num_heads=4,
+            max_position_embeddings=2048,
+            eos_token_id=END,
+            pad_token_id=PAD,
+            bos_token_id=None,
+            layer_types=["linear_attention"] * 3 + ["full_attention"],
+        ),
+    ),
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {**_BODY, **_DELTA_HEADS, **_EXPERTS}),
 }
 

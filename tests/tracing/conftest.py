@@ -7,7 +7,7 @@ import transformers
 
 from statetap import StandardizedTransformer, Taps, ops
 
-FAMILIES = ["qwen3_5_text", "qwen3_next"]
+FAMILIES = ["qwen3_5_text", "qwen3_next", "qwen3_5_moe_text", "olmo_hybrid"]
 PROMPT = "The Eiffel Tower is in the city of"
 
 

@@ -14,15 +14,13 @@ class Family:
     Attributes:
         model_type: `config.model_type` of the text model.
         mixer: the recurrent mixer and its kernels.
-        linear_attn, self_attn, mlp: what a block calls its recurrent mixer, its softmax attention, its MLP.
+        mlp: what a block calls its MLP.
         final_norm, head: names of the last norm (in the text model) and of the language-model head.
         wrappers: `model_type`s of multimodal configurations that hold this text model.
     """
 
     model_type: str
     mixer: MixerSpec
-    linear_attn: str = "linear_attn"
-    self_attn: str = "self_attn"
     mlp: str = "mlp"
     final_norm: str = "norm"
     head: str = "lm_head"

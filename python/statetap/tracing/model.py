@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import weakref
 from pathlib import Path
 from types import ModuleType
@@ -76,9 +77,7 @@ class StandardizedTransformer(TransformersModel):
             kwargs["device"] = _device(device)
         if dtype is not None:
             kwargs["dtype"] = dtype
-        family_ = self.family.FAMILY
-        parts = {getattr(family_, part): cls for part, cls in _PARTS.items()}
-        kwargs["envoys"] = {**dict(parts.items()), "layers.*": Layer}
+        kwargs["envoys"] = _envoys(self.family.FAMILY)
         kwargs["interleaver"] = Interleaver(fragments=TPFragments())
         self._forwards = 0
         super().__init__(str(model) if not loaded else model, dispatch=True, **kwargs)
@@ -105,8 +104,9 @@ class StandardizedTransformer(TransformersModel):
         self._blocks = self._text.get("layers")
         self._calls: dict[tuple[int, bool], CallEnvoy] = {}
         for index, layer in enumerate(self._blocks):
-            for part in _PARTS:
-                child = layer._child_map.get(getattr(family, part))
+            children = list(layer._child_map.values())
+            for part, kind in _PARTS.items():
+                child = next((c for c in children if isinstance(c, kind)), None)
                 object.__setattr__(layer, part, child)
                 if isinstance(child, CallEnvoy):
                     self._calls[index, part == "linear_attn"] = child
@@ -188,6 +188,17 @@ class StandardizedTransformer(TransformersModel):
         for part, cls in _PARTS.items():
             values |= _part_support(part, cls, getattr(block, part))
         return values
+
+
+def _envoys(family: families.Family) -> dict[Any, type]:
+    """Which envoy a module gets. A mixer is told by its class: Kimi-Linear keeps both kinds under one name."""
+    kinds = {family.mixer.mixer: LinearAttention, family.mixer.attention: SelfAttention}
+    try:
+        modeling = importlib.import_module(family.mixer.modeling)
+    except ImportError as error:
+        raise UnsupportedFamily(f"{family.mixer.modeling} cannot be imported: {error}") from None
+    classes = {getattr(modeling, name): envoy for name, envoy in kinds.items() if name and hasattr(modeling, name)}
+    return {**classes, family.mlp: Mlp, "layers.*": Layer}
 
 
 def _part_support(part: str, cls: Any, envoy: Any) -> dict[str, str | None]:
