@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedCall
-from . import after, reference_backend, torch_backend
+from . import after, reference_backend, torch_backend, triton_backend
 from .call import DeltaCall
 from .pieces import ChunkTable
 from .trajectory import Trajectory
@@ -95,8 +95,25 @@ class Reference:
         return reference_backend.forward(call)
 
 
-BACKENDS: dict[str, Backend] = {"torch": Torch(), "reference": Reference()}
-AUTO = ("torch",)
+class Triton:
+    """Triton kernels on CUDA and ROCm: `triton_backend`."""
+
+    name = "triton"
+
+    def available(self, device: torch.device) -> str | None:
+        return triton_backend.available(device)
+
+    def refuses(self, call: DeltaCall) -> list[str]:
+        return triton_backend.refuses(call)
+
+    def forward(self, call: DeltaCall) -> Results:
+        if not call.v.numel() or not call.k.numel():
+            return BACKENDS["torch"].forward(call)  # nothing to launch
+        return triton_backend.Run(call).forward()
+
+
+BACKENDS: dict[str, Backend] = {"triton": Triton(), "torch": Torch(), "reference": Reference()}
+AUTO = ("triton", "torch")
 """What `auto` tries, in order; the reference is for those who ask for it by name."""
 
 

@@ -52,6 +52,7 @@ class DeltaCall:
     bounds: tuple[int, ...] | None = None
     writes: Writes | None = None
     wanted: Wanted = field(default_factory=Wanted)
+    precision: str = "high"
 
     @property
     def dtype(self) -> torch.dtype:

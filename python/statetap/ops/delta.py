@@ -94,6 +94,7 @@ def gated_delta_rule(
         taps.probes,
         taps.dtype,
         backend,
+        precision,
     )
     results = dict(zip(FIELDS, _call_operator(args))) if taps.out is None else _filled(taps.out, args, taps)
     return _output(results, taps, cu_seqlens)

@@ -22,7 +22,7 @@ _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, float scale, Tensor? initial_state, bool normalise, "
     "Tensor? cu_seqlens, int[] cuts, Tensor? write_heads, Tensor? write_values, "
     "bool trajectory, str states, SymInt[] tokens, Tensor? mask, int[]? heads, bool norms, Tensor? probes, "
-    "ScalarType? dtype, str backend"
+    "ScalarType? dtype, str backend, str precision"
 )
 FIELDS = (
     "outputs",
@@ -73,6 +73,7 @@ def _call(args: Sequence[Any]) -> tuple[DeltaCall, str]:
         bounds,
         writes,
         wanted,
+        a["precision"],
     )
     return call, a["backend"]
 
