@@ -6,9 +6,11 @@ VENV := .venv
 RUN := $(VENV)/bin
 PIP := $(RUN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 OLD := .venv-transformers-5.17
+TRITONS ?= 3.6.0 3.9.0
+GPU_PYTHON ?= python3
 TESTS ?= tests
 
-.PHONY: env demo test test-new test-old lint bench docs wheel clean
+.PHONY: env demo test test-new test-old kernels-check test-gpu bench-gpu lint bench docs wheel clean
 
 env: $(VENV)/.made
 
@@ -34,6 +36,26 @@ test-new: env
 test-old: $(OLD)/.made
 	PYTHONPATH=$(OLD) $(RUN)/python -m pytest tests/families tests/mixers tests/tracing
 
+# Laid beside the environment in the same way: triton, without a GPU.
+.venv-triton-%/.made: | $(VENV)/.made
+	rm -rf .venv-triton-$*
+	$(RUN)/python -m pip --disable-pip-version-check --quiet install --no-deps --target .venv-triton-$* "triton==$*"
+	touch $@
+
+kernels-check: $(TRITONS:%=.venv-triton-%/.made)  ## the kernels' gates that need no GPU: equality in the interpreter, and their binaries
+	for version in $(TRITONS); do \
+	  PYTHONPATH=.venv-triton-$$version $(RUN)/python -m pytest tests/kernels || exit 1; \
+	done
+	for version in $(TRITONS); do \
+	  PYTHONPATH=.venv-triton-$$version TRITON_INTERPRET=1 $(RUN)/python -m pytest tests/kernels || exit 1; \
+	done
+
+test-gpu:  ## on a machine with a GPU, in its own environment: the kernels, and the models on them
+	$(GPU_PYTHON) tests/gpu/run.py
+
+bench-gpu:  ## the same machine: speed and errors beside flash-linear-attention, if it is installed
+	$(GPU_PYTHON) benchmarks/gpu.py
+
 lint: env
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
@@ -56,4 +78,4 @@ wheel: env
 	$(RUN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) $(OLD) build dist docs/_build python/*.egg-info python/statetap/ops/libstatetap.*
+	rm -rf $(VENV) $(OLD) .venv-triton-* build dist docs/_build python/*.egg-info python/statetap/ops/libstatetap.*

@@ -43,9 +43,11 @@ class Row:
 TABLE = (
     Row("prepare", Config(rows=16)),
     Row("solve", Config(fused=False), ("sm_80",)),
-    Row("solve", Config(fused=False), ("sm_100",), pieces=(3,)),
+    Row("solve", Config(fused=False), ("sm_90", "sm_100"), inputs=(3,)),
+    Row("solve", Config(fused=False), ("sm_100",), pieces=(2, 3)),
+    Row("solve", Config(warps=8), ("sm_90",), pieces=(2, 3)),
     Row("solve", Config()),
-    Row("invert", Config(warps=8), ("sm_80",), pieces=(3,)),
+    Row("invert", Config(warps=8), ("sm_80", "sm_100"), pieces=(2, 3)),
     Row("invert", Config()),
     Row("decay", Config(KB=32)),
     Row("products", Config(KB=16), ("sm_90",)),
@@ -79,7 +81,7 @@ TABLE = (
     Row("replay", Config(BV=32), key_dim=128),
     Row("replay", Config(BV=16)),
     Row("probe", Config(BV=32), key_dim=128),
-    Row("probe", Config(BV=16)),
+    Row("probe", Config(BV=16, warps=8)),
     Row("step", Config(BV=16)),
 )
 

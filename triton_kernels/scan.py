@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .primitives import CUT, C, PLAIN, chunk_at, dot, load_pieces, split
+from .primitives import CUT, PLAIN, C, chunk_at, dot, load_pieces, split
 
 
 @triton.jit
@@ -38,8 +38,7 @@ def scan_kernel(
     sequence = tl.program_id(0) // (TILES * Hv)
     H: tl.constexpr = Hv if CHANNELS else Hk
     ORDER: tl.constexpr = PIECES if INPUTS == 1 else 3
-    # decayed copies of keys are rounded to two pieces: a third of what the triangle meets leaves room for that
-    THIRD: tl.constexpr = CHANNELS and PIECES == 2
+    THIRD: tl.constexpr = PIECES == 2  # what the triangle meets gets a third piece: a small product for half of the error
     key_head = head if CHANNELS else head // (Hv // Hk)
     i = tl.arange(0, C)
     n = tl.arange(0, BK)

@@ -7,7 +7,7 @@ caller wants them. It is bound by the bytes it stores.
 import triton
 import triton.language as tl
 
-from .primitives import C, PLAIN, chunk_at, decay_to_each, matmul
+from .primitives import PLAIN, C, chunk_at, decay_to_each, matmul
 
 
 @triton.jit

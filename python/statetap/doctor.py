@@ -25,6 +25,7 @@ def report() -> dict[str, Any]:
         "devices": _devices,
         "C++ library": _library,
         "backends": _backends,
+        "triton kernels": _triton,
         "families": _families,
         "tracing": _tracing,
     }
@@ -114,6 +115,39 @@ def _backends(problems: list[str]) -> dict[str, str]:
         for name, reason in reasons.items():
             lines[f"{name} on {kind}"] = reason or "can be taken"
     return lines
+
+
+def _triton(problems: list[str]) -> dict[str, str]:
+    """For each GPU: the row of the table that its scans run with, and whether two runs of it are equal."""
+    import torch
+
+    from .ops import triton_backend
+
+    lines = {}
+    for n in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        device = torch.device("cuda", n)
+        reason = triton_backend.available(device)
+        if reason is not None:
+            lines[f"cuda:{n}"] = f"not taken: {reason}"
+            continue
+        arch = triton_backend.architecture(device)
+        row = triton_backend.kernels().configs.lookup("scan", arch, 128, 2)
+        lines[f"cuda:{n}"] = f"{arch}, scan at key_dim 128: {row}"
+        if not _deterministic(device):
+            problems.append(f"triton kernels: two runs on cuda:{n} differ")
+    return lines or {"none": triton_backend.available(torch.device("cpu")) or "the interpreter runs them on the CPU"}
+
+
+def _deterministic(device: Any) -> bool:
+    """Whether two runs of 256 programs and more are equal, bit for bit: a race between their warps would show."""
+    import torch
+
+    from .ops import gated_delta_rule
+
+    r = torch.Generator(device).manual_seed(0)
+    q, k, v = (torch.randn(4, 512, 16, 128, generator=r, device=device).bfloat16() for _ in range(3))
+    first, second = (gated_delta_rule(q, k, v, use_qk_l2norm_in_kernel=True, backend="triton") for _ in range(2))
+    return bool(first.outputs.equal(second.outputs) and first.final_state.equal(second.final_state))
 
 
 def _families(problems: list[str]) -> dict[str, str]:

@@ -77,7 +77,7 @@ def call(
     **wanted: Any,
 ) -> DeltaCall:
     """Sixteen key heads and four times as many value heads, normalised, with an initial state."""
-    empty = lambda *shape: torch.empty(1, tokens, *shape, dtype=dtype)  # noqa: E731
+    empty = lambda *shape: torch.empty(1, tokens, *shape, dtype=dtype)
     gate = torch.zeros(1, tokens, 64, *([key_dim] if channels else []))
     state = torch.zeros(1, 64, key_dim, value_dim)
     q, k, v, beta = empty(16, key_dim), empty(16, key_dim), empty(64, value_dim), empty(64)
@@ -168,7 +168,7 @@ def compile(launch: Launched, arch: str) -> Binary:
 def _amd(compiled: Any) -> Binary:
     text = compiled.asm["amdgcn"]
     number = lambda name: int(re.search(rf"\.{name}:\s*(\d+)", text)[1])  # type: ignore[index]
-    loop = _largest_loop([line for line in text.splitlines()], r"s_cbranch\w+ (\S+)", r"^(\.?\w+):")
+    loop = _largest_loop(text.splitlines(), r"s_cbranch\w+ (\S+)", r"^(\.?\w+):")
     return Binary(
         number("vgpr_count"), number("vgpr_spill_count"), compiled.metadata.shared,
         "mfma" if "v_mfma" in text else "", len(re.findall(r"(?:global|buffer)_store", text)),

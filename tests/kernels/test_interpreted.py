@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import emulation  # noqa: F401  (first: it patches the interpreter)
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cases
+import emulation  # noqa: F401  (it patches the interpreter)
 from numerics import error, judge
 from statetap.ops import StateWrite, Taps, gated_delta_rule, triton_backend
 
@@ -87,7 +87,9 @@ shapes = st.fixed_dictionaries(
 @settings(max_examples=6)
 @given(shapes)
 def test_any_shape(shape):
-    compare(cases.inputs(**shape, heads=shape["key_heads"]), Taps(), floor=2e-6 if shape["dtype"] == torch.float32 else 1e-5)
+    compare(
+        cases.inputs(**shape, heads=shape["key_heads"]), Taps(), floor=2e-6 if shape["dtype"] == torch.float32 else 1e-5
+    )
 
 
 @settings(max_examples=5)
@@ -96,15 +98,22 @@ def test_packed(shape, cuts):
     tokens = max([*cuts, 1])
     cu = torch.tensor([0, *sorted(cuts), tokens])
     shape = {**shape, "batch": 1, "tokens": tokens, "dtype": torch.float32}
-    compare(cases.inputs(**shape, heads=shape["key_heads"], sequences=len(cu) - 1), Taps(trajectory=True), cu_seqlens=cu)
+    compare(
+        cases.inputs(**shape, heads=shape["key_heads"], sequences=len(cu) - 1), Taps(trajectory=True), cu_seqlens=cu
+    )
 
 
 @BOTH
 def test_writes(channels):
     """At the first token, the last, neighbours; for some rows and heads."""
     a = cases.inputs(5, batch=2, tokens=45, heads=2, key_heads=1, channels=channels, state=True)
-    value = lambda: torch.randn(16, 16)  # noqa: E731
-    writes = [StateWrite(0, value(), rows=[1]), StateWrite(40, value(), heads=[1]), StateWrite(41, value()), StateWrite(-1, value(), [0])]
+    value = lambda: torch.randn(16, 16)
+    writes = [
+        StateWrite(0, value(), rows=[1]),
+        StateWrite(40, value(), heads=[1]),
+        StateWrite(41, value()),
+        StateWrite(-1, value(), [0]),
+    ]
     ours, _ = compare(a, Taps(**{**vars(ALL), "probes": torch.randn(2, 16)}), state_writes=writes)
     assert ours.states[0, -1].equal(writes[-1].value.expand(2, 16, 16))
 
@@ -138,6 +147,14 @@ def test_the_same_precision_with_and_without_looking():
             tapped = gated_delta_rule(**a, backend="triton", precision=precision, taps=ALL)
             assert tapped.outputs.equal(plain.outputs) and tapped.final_state.equal(plain.final_state)
             assert tapped.states[:, -1].equal(tapped.final_state)
+
+
+def test_the_gate_sees_a_piece_that_is_missing(monkeypatch):
+    a = cases.inputs(9, tokens=70, dtype=torch.bfloat16, state=True)
+    compare(a, Taps(), floor=1e-5)
+    monkeypatch.setitem(triton_backend.kernels().launch.PIECES, "high", 1)
+    with pytest.raises(AssertionError, match="final_state: off by"):
+        compare(a, Taps(), floor=1e-5)
 
 
 # -- taps --------------------------------------------------------------------------------------------
@@ -264,11 +281,16 @@ def test_nan_stays_in_its_row_and_sequence():
 def test_gradients(channels):
     a = cases.inputs(20, tokens=20, heads=2, key_heads=1, key_dim=8, value_dim=8, channels=channels, state=True)
     taps = Taps(states=[5, -1], norms=True, probes=torch.randn(2, 8))
-    ours, theirs = ({k: x.detach().clone().to(t).requires_grad_() if torch.is_tensor(x) else x for k, x in a.items()} for t in (torch.float32, torch.float64))
+    ours, theirs = (
+        {k: x.detach().clone().to(t).requires_grad_() if torch.is_tensor(x) else x for k, x in a.items()}
+        for t in (torch.float32, torch.float64)
+    )
     got = gated_delta_rule(**ours, taps=taps, backend="triton")
     want = gated_delta_rule(**theirs, taps=Taps(**{**vars(taps), "probes": taps.probes.double()}), backend="reference")
     for out in (got, want):
-        (out.outputs.sum() + (out.final_state**2).sum() + out.states.sum() + out.norms.sum() + (out.reads**2).sum()).backward()
+        (
+            out.outputs.sum() + (out.final_state**2).sum() + out.states.sum() + out.norms.sum() + (out.reads**2).sum()
+        ).backward()
     for name, x in ours.items():
         if torch.is_tensor(x):
             judge(name, x.grad, theirs[name].grad, floor=1e-5)

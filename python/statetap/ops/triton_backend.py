@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,13 +28,17 @@ PLAIN, PACKED, CUT = 0, 1, 2
 def available(device: torch.device) -> str | None:
     """None if the kernels can run on this device, else why not."""
     if device.type == "cpu" and not interpreted():
-        return "triton runs on CUDA and ROCm devices, not on cpu (TRITON_INTERPRET=1 runs its kernels there, slowly)"
+        return "triton runs on CUDA and ROCm devices, not on cpu (TRITON_INTERPRET=1 emulates one, slowly)"
     if device.type not in ("cpu", "cuda"):
         return f"triton runs on CUDA and ROCm devices, not on {device.type}"
     if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
-        return f"triton: {torch.cuda.get_device_name(device)} has no bf16 tensor cores (compute capability below 8.0)"
+        return f"triton needs compute capability 8.0 (bf16 tensor cores): {torch.cuda.get_device_name(device)} has less"
     loaded = kernels()
-    return loaded if isinstance(loaded, str) else None
+    if isinstance(loaded, str):
+        return loaded
+    if device.type == "cuda" and architecture(device) in ("sm_100", "sm_103") and loaded.version < (3, 7):
+        return "triton before 3.7 compiles this recurrence with a race on sm_100: install triton 3.7 or later"
+    return None
 
 
 def refuses(call: DeltaCall) -> list[str]:
@@ -55,16 +59,18 @@ def interpreted() -> bool:
 def kernels() -> Any:
     """The kernel modules, or in one line why they do not import."""
     try:
+        import triton
+
         from ..triton_kernels import channels, configs, launch, outputs, prepare, scan, solve, step, taps
     except Exception as error:  # triton missing, or broken in any of its many ways
-        return f"triton does not import: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-    return SimpleNamespace(
-        channels=channels, configs=configs, launch=launch, outputs=outputs, prepare=prepare, scan=scan, solve=solve,
-        step=step, taps=taps,
-    )  # fmt: skip
+        line = (str(error).strip() or "no reason given").splitlines()[0]
+        return f"triton does not import: {type(error).__name__}: {line}"
+    version = tuple(int(n) for n in triton.__version__.split(".")[:2])
+    modules = (channels, configs, launch, outputs, prepare, scan, solve, step, taps)
+    return SimpleNamespace(version=version, **{module.__name__.rsplit(".", 1)[1]: module for module in modules})
 
 
-@lru_cache(maxsize=None)
+@cache
 def architecture(device: torch.device) -> str:
     """ "sm_90", "gfx942"; what the interpreter emulates is an "sm_90"."""
     if device.type == "cpu":
@@ -99,8 +105,8 @@ def layout(table: ChunkTable, device: torch.device) -> Layout:
     """Uploaded once for each table and device."""
     if table.plain:
         steps = len(table.active)
-        slot_of = tuple(c.row * steps + c.start // table.size for c in table.chunks)
-        return Layout(PLAIN, table.batch * steps, steps, slot_of)
+        plain = (c.row * steps + c.start // table.size for c in table.chunks)
+        return Layout(PLAIN, table.batch * steps, steps, tuple(plain))
     slots = table.batch * table.width
     slot_of = [0] * len(table.chunks)
     starts, lengths, write_of = [0] * slots, [0] * slots, [-1] * slots
@@ -204,7 +210,8 @@ class Run:
         launch, call = self.launch, self.call
         self.outputs = torch.empty_like(self.v)
         self.final = launch.empty(*call.state_shape)
-        self.states_in = self.updates = None
+        self.states_in: Any = None
+        self.updates: Any = None
         if self.keeps or self.norms_by_scan:
             shape = launch.rows, launch.per_row, *call.state_shape[1:]
             self.states_in = launch.empty(*shape, dtype=self.store)
@@ -223,14 +230,14 @@ class Run:
             assert self.states_in is not None
             self.states_in[:, 0] = 0 if self.initial is None else self.initial
         if self.needs_keys:
-            self.keys = self._used_keys(self.k_.prepare.prepare(self.launch, self.k, call.normalise, keep=True)[2])
+            self.keys = self.k_.prepare.prepare(self.launch, self.k, call.normalise, keep=True)[2]
 
     def _chunks(self) -> None:
         call, launch, k_ = self.call, self.launch, self.k_
         self._memory()
         q, q_factor, _ = k_.prepare.prepare(launch, self.q, call.normalise)
         k, k_factor, kept = k_.prepare.prepare(launch, self.k, call.normalise, keep=self.needs_keys)
-        self.keys = self._used_keys(kept) if self.needs_keys else None
+        self.keys = kept
         if self.channels:
             w = k_.channels.solve(launch, self.q, self.k, q_factor, k_factor, self.g, self.beta, call.scale)
             q, k = w.queries, w.keys
@@ -255,7 +262,8 @@ class Run:
         if writes is None:
             return None
         device = self.launch.device
-        return self.layout.write_of, writes.heads.to(device, torch.uint8), writes.values.to(device).contiguous()  # type: ignore[return-value]
+        heads, values = writes.heads.to(device, torch.uint8), writes.values.to(device).contiguous()
+        return self.layout.write_of, heads, values  # type: ignore[return-value]
 
     # -- side outputs ---------------------------------------------------------------------------
 
@@ -270,7 +278,8 @@ class Run:
             flat: Any = None
             rows: tuple[int, ...] = (batch, tokens)
         elif wanted.states == "mask":
-            flat = wanted.mask.flatten().nonzero()[:, 0].tolist()  # type: ignore[union-attr]
+            assert wanted.mask is not None
+            flat = wanted.mask.flatten().nonzero()[:, 0].tolist()
             rows = (len(flat),)
         else:
             unique = tuple(dict.fromkeys(wanted.tokens))
@@ -316,9 +325,7 @@ class Run:
         if shared and not self.channels:
             reads = launch.empty(*self.v.shape[:2], heads.numel(), probes.shape[1], launch.V, dtype=self.v.dtype)
             if reads.numel():
-                self.k_.taps.probe(
-                    launch, probes, self.keys, self.updates, self.g, self.states_in, heads, reads
-                )
+                self.k_.taps.probe(launch, probes, self.keys, self.updates, self.g, self.states_in, heads, reads)
         else:
             each = probes if not shared else probes.expand(*self.v.shape[:2], *probes.shape)
             reads = self._read_queries(each)
@@ -353,10 +360,6 @@ class Run:
 
     # -- small things ---------------------------------------------------------------------------
 
-    def _used_keys(self, kept: Tensor | None) -> Tensor:
-        assert kept is not None
-        return kept
-
     def _heads(self) -> Tensor:
         device = self.launch.device
         if self.wanted.heads is None:
@@ -384,7 +387,7 @@ class Run:
 def _places(
     table: ChunkTable, at: Layout, flat: tuple[int, ...] | None, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For states after flat tokens (None: all): the chunks to walk, how far in each, and the row of each token or -1."""
+    """For states after flat tokens (None: all): the chunks to walk, how far in each, the row of each token or -1."""
     count = table.batch * table.tokens
     if flat is None:
         chosen = torch.arange(at.slots, dtype=torch.int32, device=device)

@@ -1,0 +1,38 @@
+"""The kernels on the GPU that is here: the ops tests' cases, two runs bit for bit, large tensors, several devices.
+
+    make test-gpu            with the Python of an environment that has torch for the GPU, triton and pytest
+
+Says "no GPU here" and ends well only if there is none.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> int:
+    sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests"), str(ROOT / "tests/ops")]
+    import torch
+
+    if not torch.cuda.is_available():
+        print("no GPU here")
+        return 0
+    import pytest
+
+    print(torch.cuda.get_device_name(0), "torch", torch.__version__)
+    return int(
+        pytest.main(
+            [str(ROOT / "tests/gpu"), "-p", "no:cacheprovider", "-q", "--timeout=0" if _has_timeout() else "-q"]
+        )
+    )
+
+
+def _has_timeout() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("pytest_timeout") is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
