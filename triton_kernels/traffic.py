@@ -92,3 +92,17 @@ def floor(s: Shape) -> int:
 def seconds(nbytes: float, bandwidth: float = H200_BANDWIDTH) -> float:
     """An estimate from below: the time to move so many bytes."""
     return nbytes / bandwidth
+
+
+def table(s: Shape) -> str:
+    """Bytes a token and value head, and the estimated time on an H200, of each kernel and tap."""
+    count = s.tokens * s.Hv
+    parts = plain(s)
+    rows = {**parts, "all of them": sum(parts.values()), "floor of any kernel": floor(s)}
+    rows |= {f"tap: {name}": tap(s, name) for name in ("trajectory", "norms", "probes", "states")}
+    lines = [f"{s.tokens} tokens, {s.Hv} heads, {s.pieces} pieces: bytes a token and head, ms on an H200 (estimates from bytes alone)"]
+    return "\n".join(lines + [f"  {name:22s}{n / count:10.0f}{seconds(n) * 1e3:10.3f}" for name, n in rows.items()])
+
+
+if __name__ == "__main__":
+    print(table(Shape(tokens=8192)))

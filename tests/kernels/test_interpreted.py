@@ -210,11 +210,20 @@ def _call(a):
 
 
 def test_out():
+    """A buffer of the right kind is what the kernels write to."""
     a = cases.inputs(12, tokens=70)
     want = gated_delta_rule(**a, taps=ALL, backend="triton")
     out = {"states": torch.full_like(want.states, float("nan")), "norms": torch.full_like(want.norms, float("nan"))}
     got = gated_delta_rule(**a, taps=Taps(states="all", norms=True, out=out), backend="triton")
     assert got.states is out["states"] and out["states"].equal(want.states) and out["norms"].equal(want.norms)
+
+
+def test_decoding_in_place():
+    a = cases.inputs(12, tokens=1, state=True)
+    want = gated_delta_rule(**a, backend="triton")
+    state = a["initial_state"].clone()
+    got = gated_delta_rule(**{**a, "initial_state": state}, taps=Taps(out={"final_state": state}), backend="triton")
+    assert got.final_state is state and state.equal(want.final_state) and got.outputs.equal(want.outputs)
 
 
 # -- decoding ----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -53,6 +54,15 @@ class DeltaCall:
     writes: Writes | None = None
     wanted: Wanted = field(default_factory=Wanted)
     precision: str = "high"
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory for a result: the caller's (`out=`) if it is of this kind, else new."""
+        given = self.buffers.get(name)
+        fits = given is not None and given.shape == tuple(shape) and given.dtype == dtype and given.is_contiguous()
+        if fits and given.device == self.v.device:  # type: ignore[union-attr]
+            return given  # type: ignore[return-value]
+        return torch.empty(tuple(shape), dtype=dtype, device=self.v.device)
 
     @property
     def dtype(self) -> torch.dtype:

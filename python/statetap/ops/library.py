@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Sequence
 
 import torch
@@ -86,8 +87,9 @@ def _bounds(cu_seqlens: Tensor, tokens: int) -> tuple[int, ...]:
     return checks.bounds(known[1], tokens)
 
 
-def _forward(*args: Any) -> tuple[Tensor, ...]:
+def _forward(*args: Any, buffers: dict[str, Tensor] | None = None) -> tuple[Tensor, ...]:
     call, name = _call(args)
+    call = replace(call, buffers=buffers) if buffers else call
     with full_precision():
         results = backends.choose(name, call).forward(call)
     if call.wanted.trajectory:
@@ -118,12 +120,14 @@ def _own(x: Tensor, given: set[int], seen: set[int]) -> Tensor:
 
 def _forward_out(*args: Any) -> tuple[Tensor, ...]:
     *args, names, out = args  # type: ignore[assignment]
-    results = dict(zip(FIELDS, _forward(*args)))
+    buffers = dict(zip(names, out))
+    results = dict(zip(FIELDS, _forward(*args, buffers=buffers)))
     for name, buffer in zip(names, out):
         result = results[name]
         checks.buffer(name, buffer, result.shape, result.dtype, result.device)
     for name, buffer in zip(names, out):
-        buffer.copy_(results[name])
+        if results[name].data_ptr() != buffer.data_ptr():  # else the backend has written it there
+            buffer.copy_(results[name])
         results[name] = buffer.new_empty(0)  # the caller has it
     return tuple(results.values())
 

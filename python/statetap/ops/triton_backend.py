@@ -209,15 +209,15 @@ class Run:
     def _memory(self) -> None:
         launch, call = self.launch, self.call
         self.outputs = torch.empty_like(self.v)
-        self.final = launch.empty(*call.state_shape)
+        self.final = call.buffer("final_state", call.state_shape, torch.float32)
         self.states_in: Any = None
         self.updates: Any = None
         if self.keeps or self.norms_by_scan:
             shape = launch.rows, launch.per_row, *call.state_shape[1:]
-            self.states_in = launch.empty(*shape, dtype=self.store)
+            self.states_in = call.buffer("chunk_states", shape, self.store)
             if self.keeps and launch.slots != len(self.table.chunks):
                 self.states_in.zero_()  # a row with fewer chunks ends in zeros
-            self.updates = launch.empty(*self.v.shape, dtype=self.store)
+            self.updates = call.buffer("updates", self.v.shape, self.store)
 
     def _step(self) -> None:
         self._memory()
@@ -285,7 +285,7 @@ class Run:
             unique = tuple(dict.fromkeys(wanted.tokens))
             flat = [row * tokens + token for row in range(batch) for token in unique]
             rows = (batch, len(unique))
-        out = launch.empty(*rows, *tail, dtype=dtype)
+        out = self.call.buffer("states", (*rows, *tail), dtype)
         if out.numel():
             chosen, until, place = _places(table, self.layout, None if flat is None else tuple(flat), launch.device)
             self.k_.taps.replay(
@@ -323,7 +323,8 @@ class Run:
         shared = probes.ndim == 3
         heads = self._heads()
         if shared and not self.channels:
-            reads = launch.empty(*self.v.shape[:2], heads.numel(), probes.shape[1], launch.V, dtype=self.v.dtype)
+            shape = *self.v.shape[:2], heads.numel(), probes.shape[1], launch.V
+            reads = call.buffer("reads", shape, self.v.dtype)
             if reads.numel():
                 self.k_.taps.probe(launch, probes, self.keys, self.updates, self.g, self.states_in, heads, reads)
         else:
