@@ -43,6 +43,10 @@ BAD = {
     "scale": [dict(scale="big")],
     "initial_state": [dict(initial_state=torch.zeros(2, 4, 16, 17)), dict(initial_state=torch.zeros(4, 16, 16))],
     "precision": [dict(precision="low")],
+    "taps": [dict(taps="all"), dict(taps={"states": "all"})],
+    "trajectory": [dict(taps=Taps(trajectory=2))],
+    "norms": [dict(taps=Taps(norms="yes"))],
+    "use_qk_l2norm_in_kernel": [dict(use_qk_l2norm_in_kernel="yes")],
     "backend": [dict(backend="cuda"), dict(backend="")],
     "states": [
         dict(taps=Taps(states=[10])),
@@ -72,6 +76,8 @@ BAD = {
         dict(taps=Taps(out={"outputs": 3})),
     ],
     "state_writes": [
+        dict(state_writes=StateWrite(0, torch.zeros(16, 16))),
+        dict(state_writes=3),
         dict(state_writes=[StateWrite(10, torch.zeros(16, 16))]),
         dict(state_writes=[StateWrite(0, torch.zeros(16, 15))]),
         dict(state_writes=[StateWrite(0, torch.zeros(3, 4, 16, 16))]),

@@ -160,3 +160,9 @@ def buffer(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype, devi
         _complain(what, given.dtype, str(dtype))
     if given.device != device:
         _complain(what, f"a tensor on {given.device}", f"one on {device}")
+
+
+def kind(name: str, given: Any, wanted: type, article: str) -> None:
+    """An argument that is not of its kind, before anything is read from it."""
+    if not isinstance(given, wanted):
+        raise ArgumentError(f"{name}: got {given!r}, needs {article}")

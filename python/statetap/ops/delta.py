@@ -69,7 +69,8 @@ def gated_delta_rule(
         raise ArgumentError(f"precision: got {precision!r}, needs 'high', 'exact' or 'fast'")
     if backend != "auto":
         by_name(backend)
-    taps = taps or Taps()
+    taps = Taps() if taps is None else taps
+    _kinds(taps, state_writes, use_qk_l2norm_in_kernel)
     states, tokens, mask, heads = _tapped(taps, q, v)
     cuts, write_heads, write_values = _writes(state_writes, k, v) if state_writes else ([], None, None)
     args = (
@@ -98,6 +99,17 @@ def gated_delta_rule(
     )
     results = dict(zip(FIELDS, _call_operator(args))) if taps.out is None else _filled(taps.out, args, taps)
     return _output(results, taps, cu_seqlens)
+
+
+def _kinds(taps: Any, writes: Any, normalise: Any) -> None:
+    checks.kind("taps", taps, Taps, "Taps")
+    checks.kind("use_qk_l2norm_in_kernel", normalise, bool, "True or False")
+    checks.kind("trajectory", taps.trajectory, bool, "True or False")
+    checks.kind("norms", taps.norms, bool, "True or False")
+    if isinstance(writes, StateWrite):
+        raise ArgumentError("state_writes: got one StateWrite, needs a sequence of them")
+    if writes is not None:
+        checks.kind("state_writes", writes, Sequence, "a sequence of StateWrite")
 
 
 def _call_operator(args: tuple) -> tuple[Tensor, ...]:
