@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, Callable
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "python"))
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests")]  # from a checkout that is not installed
 
 import torch  # noqa: E402
+
+from numerics import error  # noqa: E402
 
 ROUNDS = 20
 CASES = [(1, 8192, 16, 64), (8, 2048, 16, 64), (16, 1024, 16, 16)]  # rows, tokens, key heads, value heads
@@ -55,10 +57,6 @@ def exact(a: dict[str, Any]) -> tuple[Any, Any]:
     one = {k: x[:1, :, :1].double().cpu() if torch.is_tensor(x) else x for k, x in a.items()}
     out = gated_delta_rule(**one, backend="torch")
     return out.outputs, out.final_state
-
-
-def error(x: Any, want: Any) -> float:
-    return float((x.double().cpu() - want).abs().max() / want.abs().max())
 
 
 def timed(functions: dict[str, Callable[[], Any]]) -> dict[str, float]:
@@ -107,7 +105,7 @@ def bench(rows: int, tokens: int, key_heads: int, heads: int, channels: bool) ->
     for name, run in list(functions.items()):
         out = run()
         o, s = (out[0], out[1]) if isinstance(out, tuple) else (out.outputs, out.final_state)
-        errors[name] = error(o[:1, :, :1], want), error(s[:1, :1], final)
+        errors[name] = error(o[:1, :, :1].cpu(), want), error(s[:1, :1].cpu(), final)
         if errors[name][0] > 3e-2:
             print(f"  {name}: outputs off by {errors[name][0]:.1e}: not timed")
             del functions[name]

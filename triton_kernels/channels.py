@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .invert import invert
-from .primitives import C, chunk_at, matmul, store_pieces
+from .primitives import C, chunk_at, load_or_one, matmul, program, store_pieces
 
 BLOCK = tl.constexpr(16)
 
@@ -23,9 +23,7 @@ def decay_kernel(
 ):  # fmt: skip
     """One (chunk, value head, tile of key channels): x with the decay from the start; KEYS: also to the end, and `total`."""
     TILES: tl.constexpr = (K + KB - 1) // KB
-    tile = tl.program_id(0) % TILES
-    head = (tl.program_id(0) // TILES) % Hv
-    slot = tl.program_id(0) // (TILES * Hv)
+    tile, head, slot = program(TILES, Hv)
     key_head = head // (Hv // Hk)
     start, length = chunk_at(slot, starts, lengths, tokens, per_row, LAYOUT)
     i = tl.arange(0, C)
@@ -59,9 +57,7 @@ def product_kernel(
     One (chunk, value head, block of rows). `products` in pieces, `lower` `[B, T, Hv, C]` in fp32.
     """
     BLOCKS: tl.constexpr = C // BLOCK
-    block = tl.program_id(0) % BLOCKS
-    head = (tl.program_id(0) // BLOCKS) % Hv
-    slot = tl.program_id(0) // (BLOCKS * Hv)
+    block, head, slot = program(BLOCKS, Hv)
     key_head = head // (Hv // Hk)
     start, length = chunk_at(slot, starts, lengths, tokens, per_row, LAYOUT)
     first = block * BLOCK
@@ -105,11 +101,10 @@ def product_kernel(
                 own_kk += tl.where(here, tl.sum(R * key[None, :], 1)[None, :], 0.0)
             R = tl.where(here, key[None, :], R)
             own_qk += tl.where(here, tl.sum(R * query_s[None, :], 1)[None, :], 0.0)
-    by_k = tl.full([C], 1.0, tl.float32)
+    by_k = load_or_one(k_factor, start * Hk + key_head, i * Hk, i < length, NORMALISE)
     by_own = tl.full([BLOCK], 1.0, tl.float32)
     by_q = by_own
     if NORMALISE:
-        by_k = tl.load(k_factor + start * Hk + key_head + i * Hk, mask=i < length, other=0.0)
         by_own = tl.load(k_factor + of_rows * Hk + key_head + r * Hk, mask=in_rows, other=0.0)
         by_q = tl.load(q_factor + of_rows * Hk + key_head + r * Hk, mask=in_rows, other=0.0)
     by_q = by_q * scale
@@ -140,10 +135,10 @@ def project(launch, q, k, q_factor, k_factor, g, scale, keys=False):
         _decay(launch, k, k_factor, g, 1.0, w.keys, w.last_keys, w.total)
     row = launch.config("products")
     launch(
-        product_kernel, launch.slots * launch.Hv * (C.value // BLOCK.value), row,
+        product_kernel, launch.at.slots * launch.Hv * (C.value // BLOCK.value), row,
         q, k, q_factor, k_factor, g, w.products, w.lower,
-        launch.starts, launch.lengths, launch.tokens, launch.per_row, scale, w.products[0].numel(),
-        launch.Hk, launch.Hv, launch.K, row.KB, launch.layout, q_factor is not None, keys, launch.pieces,
+        launch.at.starts, launch.at.lengths, launch.tokens, launch.at.per_row, scale, w.products[0].numel(),
+        launch.Hk, launch.Hv, launch.K, row.KB, launch.at.kind, q_factor is not None, keys, launch.pieces,
     )  # fmt: skip
     return w
 
@@ -151,8 +146,8 @@ def project(launch, q, k, q_factor, k_factor, g, scale, keys=False):
 def _decay(launch, x, factor, g, scale, from_start, to_end, total):
     row = launch.config("decay")
     launch(
-        decay_kernel, launch.slots * launch.Hv * triton.cdiv(launch.K, row.KB), row,
+        decay_kernel, launch.at.slots * launch.Hv * triton.cdiv(launch.K, row.KB), row,
         x, factor, g, from_start, to_end, total,
-        launch.starts, launch.lengths, launch.tokens, launch.per_row, scale, from_start[0].numel(),
-        launch.Hk, launch.Hv, launch.K, row.KB, launch.layout, factor is not None, to_end is not None, launch.pieces,
+        launch.at.starts, launch.at.lengths, launch.tokens, launch.at.per_row, scale, from_start[0].numel(),
+        launch.Hk, launch.Hv, launch.K, row.KB, launch.at.kind, factor is not None, to_end is not None, launch.pieces,
     )  # fmt: skip

@@ -8,14 +8,15 @@ that an fp32 number is split into. Registers and spills of every row on every ch
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
-NVIDIA = ("sm_80", "sm_90", "sm_100")
-ARCHS = (*NVIDIA, "gfx942")
+ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 
 @dataclass(frozen=True)
 class Config:
-    """BV: value channels of a tile; KB: key channels; rows: tokens; fused: the scan gives the outputs too."""
+    """BV: value channels of a tile; KB: key channels; rows: tokens; fused: the scan gives the outputs too, and
+    the solve inverts its triangle; else that is a kernel of its own."""
 
     warps: int = 4
     stages: int = 2
@@ -26,7 +27,7 @@ class Config:
 
     def at_most(self, value_dim: int) -> Config:
         """With a tile no wider than the (padded) value_dim."""
-        return replace(self, BV=min(self.BV, value_dim))
+        return self if self.BV <= value_dim else replace(self, BV=value_dim)
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ TABLE = (
 )
 
 
+@cache  # asked at every launch
 def lookup(kernel: str, arch: str, key_dim: int, pieces: int, channels: bool = False, inputs: int = 1) -> Config:
     """The first row that matches. An architecture that the table does not know is served as its nearest relative."""
     known = nearest(arch)

@@ -7,7 +7,7 @@ kernel that does both would spill.
 import triton
 import triton.language as tl
 
-from .primitives import C, chunk_at, store_pieces, unit_lower_inverse
+from .primitives import C, chunk_at, load_or_one, program, store_pieces, unit_lower_inverse
 
 
 @triton.jit(do_not_specialize=["tokens", "per_row"])
@@ -16,16 +16,13 @@ def invert_kernel(
     Hv: tl.constexpr, LAYOUT: tl.constexpr, BETA: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """(I + diag(beta) tril(lower, -1))^-1 diag(beta), one (chunk, value head)."""
-    slot = tl.program_id(0) // Hv
-    head = tl.program_id(0) % Hv
+    _, head, slot = program(1, Hv)
     start, length = chunk_at(slot, starts, lengths, tokens, per_row, LAYOUT)
     i = tl.arange(0, C)
     inside = i < length
     token = start * Hv + head
     offsets = i[:, None] * (Hv * C) + i[None, :]
-    strength = tl.full([C], 1.0, tl.float32)
-    if BETA:
-        strength = tl.load(beta + token + i * Hv, mask=inside, other=0.0).to(tl.float32)
+    strength = load_or_one(beta, token, i * Hv, inside, BETA)
     below = inside[:, None] & (i[:, None] > i[None, :])
     x = tl.load(lower + token * C + offsets, mask=below, other=0.0) * strength[:, None]
     store_pieces(solved + token * C, plane, offsets, unit_lower_inverse(x, PIECES) * strength[None, :], inside[:, None], PIECES)
@@ -35,7 +32,7 @@ def invert(launch, w, beta):
     """Fill `w.solved` from `w.lower`."""
     row = launch.config("invert")
     launch(
-        invert_kernel, launch.slots * launch.Hv, row,
-        w.lower, beta, w.solved, launch.starts, launch.lengths, launch.tokens, launch.per_row, w.solved[0].numel(),
-        launch.Hv, launch.layout, beta is not None, launch.pieces,
+        invert_kernel, launch.at.slots * launch.Hv, row,
+        w.lower, beta, w.solved, launch.at.starts, launch.at.lengths, launch.tokens, launch.at.per_row, w.solved[0].numel(),
+        launch.Hv, launch.at.kind, beta is not None, launch.pieces,
     )  # fmt: skip

@@ -11,6 +11,12 @@ from torch import Tensor
 
 from .configs import Config, lookup
 
+CHUNK = 64
+"""Tokens of a chunk."""
+
+PLAIN, PACKED, CUT = 0, 1, 2
+"""Rows of equal length; sequences of any length; cut at state writes as well."""
+
 PIECES = {"fast": 1, "high": 2, "exact": 3}
 """bf16 pieces of fp32 numbers, by `precision`."""
 
@@ -40,13 +46,29 @@ class Within:
     lower: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the chunks of a call lie. A chunk's number is its slot, row by row.
+
+    kind: PLAIN, PACKED or CUT. starts, lengths, following (the slot after each, or `slots +` its sequence), write_of (the
+    write that made its entering state, or -1): `[slots]`; first_slot, chunk_count: `[sequences]`; all None for PLAIN.
+    """
+
+    kind: int
+    slots: int
+    per_row: int
+    sequences: int
+    starts: Tensor | None = None
+    lengths: Tensor | None = None
+    following: Tensor | None = None
+    first_slot: Tensor | None = None
+    chunk_count: Tensor | None = None
+    write_of: Tensor | None = None
+
+
 @dataclass
 class Launch:
-    """Sizes and layout of a call.
-
-    layout: 0 rows of equal length, 1 packed sequences, 2 cut at writes too. slots: chunks, numbered row by row; starts,
-    lengths, following `[slots]`, first_slot, chunk_count `[sequences]`: where they lie, None for layout 0.
-    """
+    """Sizes of a call, where its chunks lie, and what its kernels are started with."""
 
     device: torch.device
     arch: str
@@ -59,15 +81,7 @@ class Launch:
     channels: bool
     input_pieces: int
     pieces: int
-    layout: int
-    sequences: int
-    slots: int
-    per_row: int
-    starts: Tensor | None = None
-    lengths: Tensor | None = None
-    following: Tensor | None = None
-    first_slot: Tensor | None = None
-    chunk_count: Tensor | None = None
+    at: Layout
 
     bf16 = torch.bfloat16
 
@@ -90,10 +104,10 @@ class Launch:
     def within(self, solve: bool, squares: bool = False, lower: bool = False) -> Within:
         """Memory for what the kernels within a chunk write."""
         tokens = self.rows, self.tokens, self.Hv
-        w = Within(self.empty(self.pieces, *tokens, 64, dtype=self.bf16))
+        w = Within(self.empty(self.pieces, *tokens, CHUNK, dtype=self.bf16))
         if solve:
             w.solved = torch.empty_like(w.products)
-            w.total = self.empty(self.slots, self.Hv, *([self.K] if self.channels else []))
+            w.total = self.empty(self.at.slots, self.Hv, *([self.K] if self.channels else []))
         if self.channels:
             w.queries = self.empty(self.pieces, *tokens, self.K, dtype=self.bf16)
             if solve:
@@ -104,7 +118,7 @@ class Launch:
             if solve:
                 w.k_from_start, w.k_to_end = self.empty(*tokens), self.empty(*tokens)
                 w.squares = self.empty(*tokens) if squares else None
-        w.lower = self.empty(*tokens, 64) if lower else None
+        w.lower = self.empty(*tokens, CHUNK) if lower else None
         return w
 
     def __call__(self, kernel: Any, programs: int, row: Config, *args: Any) -> None:

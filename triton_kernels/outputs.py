@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from .primitives import C, chunk_at, dot, load_pieces, split
+from .primitives import C, chunk_at, dot, load_pieces, program, split
 
 
 @triton.jit(do_not_specialize=["tokens", "per_row", "token_stride"])
@@ -18,9 +18,7 @@ def output_kernel(
 ):  # fmt: skip
     """One (chunk, value head, tile of value channels); outputs have `token_stride` elements a (token, head)."""
     TILES: tl.constexpr = (V + BV - 1) // BV
-    tile = tl.program_id(0) % TILES
-    head = (tl.program_id(0) // TILES) % Hv
-    slot = tl.program_id(0) // (TILES * Hv)
+    tile, head, slot = program(TILES, Hv)
     H: tl.constexpr = Hv if CHANNELS else Hk
     ORDER: tl.constexpr = PIECES if (CHANNELS or INPUTS == 1) else 3
     key_head = head if CHANNELS else head // (Hv // Hk)
@@ -58,10 +56,10 @@ def read(launch, q, within, states, updates, outputs):
     """Fill `outputs` `[B, T, Hv, V]`, any stride a (token, head), from q in pieces and `within`'s products."""
     row = launch.config("output")
     launch(
-        output_kernel, launch.slots * launch.Hv * launch.tiles(row), row,
+        output_kernel, launch.at.slots * launch.Hv * launch.tiles(row), row,
         q, within.q_from_start, within.products, states, updates, outputs,
-        launch.starts, launch.lengths, launch.tokens, launch.per_row, q[0].numel(), within.products[0].numel(),
+        launch.at.starts, launch.at.lengths, launch.tokens, launch.at.per_row, q[0].numel(), within.products[0].numel(),
         outputs.stride(2),
         launch.Hk, launch.Hv, launch.K, launch.V, row.KB, row.BV,
-        launch.layout, launch.channels, q.shape[0], launch.pieces,
+        launch.at.kind, launch.channels, q.shape[0], launch.pieces,
     )  # fmt: skip

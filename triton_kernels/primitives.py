@@ -6,12 +6,27 @@ A *slot* is a chunk's number; a *piece* one of the bf16 numbers that an fp32 num
 import triton
 import triton.language as tl
 
-C = tl.constexpr(64)
-"""Tokens of a chunk."""
+from . import launch
 
-PLAIN = tl.constexpr(0)  # rows of equal length: chunk positions are computed
-PACKED = tl.constexpr(1)  # sequences of any length: a chunk's start and length are read, then regular
-CUT = tl.constexpr(2)  # cut at state writes as well: read for every chunk
+C = tl.constexpr(launch.CHUNK)
+PLAIN = tl.constexpr(launch.PLAIN)  # chunk positions are computed
+CUT = tl.constexpr(launch.CUT)  # a chunk's start and length are read for every chunk; between the two, once a sequence
+
+
+@triton.jit
+def program(TILES, HEADS):
+    """This program's tile, head, and slot (or sequence): the tile is fastest, so that programs side by side share keys."""
+    n = tl.program_id(0)
+    return n % TILES, n // TILES % HEADS, n // (TILES * HEADS)
+
+
+@triton.jit
+def load_or_one(base, first, offsets, mask, GIVEN: tl.constexpr):
+    """A number a token in fp32, zero outside; ones where the call has none, and `base` is None."""
+    if GIVEN:
+        return tl.load(base + first + offsets, mask=mask, other=0.0).to(tl.float32)
+    else:
+        return tl.full([C], 1.0, tl.float32)
 
 
 @triton.jit

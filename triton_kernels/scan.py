@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .primitives import CUT, PLAIN, C, chunk_at, dot, load_pieces, split
+from .primitives import CUT, PLAIN, C, chunk_at, dot, load_or_one, load_pieces, program, split
 
 
 @triton.jit
@@ -33,9 +33,7 @@ def scan_kernel(
 ):  # fmt: skip
     """INPUTS: pieces of queries and keys; PIECES: of everything that is fp32. NORMS: of this tile, and where in doubt."""
     TILES: tl.constexpr = (V + BV - 1) // BV
-    tile = tl.program_id(0) % TILES
-    head = (tl.program_id(0) // TILES) % Hv
-    sequence = tl.program_id(0) // (TILES * Hv)
+    tile, head, sequence = program(TILES, Hv)
     H: tl.constexpr = Hv if CHANNELS else Hk
     ORDER: tl.constexpr = PIECES if INPUTS == 1 else 3
     THIRD: tl.constexpr = PIECES == 2  # what the triangle meets gets a third piece: a small product for half of the error
@@ -102,9 +100,7 @@ def scan_kernel(
             U = tl.dot(T0, R2, U)
         if NORMS:
             norm = tl.sum(S * S)
-            strength = tl.full([C], 1.0, tl.float32)
-            if BETA:
-                strength = tl.load(beta + token + i * Hv, mask=inside, other=0.0).to(tl.float32)
+            strength = load_or_one(beta, token, i * Hv, inside, BETA)
             decay = tl.full([C], 1.0, tl.float32)
             if GATED:
                 decay = tl.exp(2 * tl.load(g + token + i * Hv, mask=inside, other=0.0).to(tl.float32))
@@ -161,18 +157,18 @@ def scan(launch, q, k, v, beta, g, w, initial, outputs, final, states, updates, 
     squares = doubtful = None
     if norms:
         squares = launch.empty(tiles, launch.rows, launch.tokens, launch.Hv)
-        doubtful = launch.empty(tiles, launch.slots, launch.Hv, dtype=torch.int32)
+        doubtful = launch.empty(tiles, launch.at.slots, launch.Hv, dtype=torch.int32)
     write_of, write_heads, write_values = writes or (None, None, None)
     launch(
-        scan_kernel, launch.sequences * launch.Hv * tiles, row,
+        scan_kernel, launch.at.sequences * launch.Hv * tiles, row,
         q, k, w.last_keys, v, beta, g,
         w.solved, w.products, w.k_from_start, w.q_from_start, w.k_to_end, w.total, w.squares,
         initial, outputs, final, states, updates, squares, doubtful,
         write_of, write_heads, write_values,
-        launch.starts, launch.lengths, launch.first_slot, launch.chunk_count, launch.tokens, launch.per_row,
-        q[0].numel(), w.solved[0].numel(), launch.rows * launch.tokens * launch.Hv, launch.slots * launch.Hv,
+        launch.at.starts, launch.at.lengths, launch.at.first_slot, launch.at.chunk_count, launch.tokens, launch.at.per_row,
+        q[0].numel(), w.solved[0].numel(), launch.rows * launch.tokens * launch.Hv, launch.at.slots * launch.Hv,
         launch.Hk, launch.Hv, launch.K, launch.V, launch.BK, row.BV,
-        launch.layout, launch.channels, initial is not None, beta is not None, g is not None,
+        launch.at.kind, launch.channels, initial is not None, beta is not None, g is not None,
         outputs is not None, keeps, keeps, norms,
         q.shape[0], launch.pieces, row.stages,
     )  # fmt: skip

@@ -10,7 +10,17 @@ import triton
 import triton.language as tl
 
 from .invert import invert
-from .primitives import C, chunk_at, decay_to_each, dot, load_pieces, store_pieces, unit_lower_inverse
+from .primitives import (
+    C,
+    chunk_at,
+    decay_to_each,
+    dot,
+    load_or_one,
+    load_pieces,
+    program,
+    store_pieces,
+    unit_lower_inverse,
+)
 
 
 @triton.jit(do_not_specialize=["tokens", "per_row"])
@@ -25,16 +35,15 @@ def solve_kernel(
 ):  # fmt: skip
     """One (chunk, value head). SOLVE off: only the products and what the queries see of the entering state; INVERT off: the
     triangle is left in `lower`, for `invert`."""
-    slot = tl.program_id(0) // Hv
-    head = tl.program_id(0) % Hv
+    _, head, slot = program(1, Hv)
     key_head = head // (Hv // Hk)
     start, length = chunk_at(slot, starts, lengths, tokens, per_row, LAYOUT)
     i = tl.arange(0, C)
     inside = i < length
     base = start * Hv + head
     token = i * Hv  # offsets within the chunk fit in 32 bits
-    of_key = start * Hk + key_head + i * Hk
-    rows = (start * Hk + key_head) * K
+    of_key = start * Hk + key_head
+    rows = of_key * K
     qk = tl.zeros([C, C], dtype=tl.float32)
     kk = tl.zeros([C, C], dtype=tl.float32)
     for tile in range(0, (K + KB - 1) // KB):
@@ -47,12 +56,8 @@ def solve_kernel(
         qk = dot(q0, q1, q2, c0, c1, c2, qk, INPUTS, INPUTS, 3)
         if SOLVE:
             kk = dot(k0, k1, k2, c0, c1, c2, kk, INPUTS, INPUTS, 3)
-    by_k = tl.full([C], 1.0, tl.float32)
-    by_q = by_k
-    if NORMALISE:
-        by_k = tl.load(k_factor + of_key, mask=inside, other=0.0)
-        by_q = tl.load(q_factor + of_key, mask=inside, other=0.0)
-    by_q = by_q * scale
+    by_k = load_or_one(k_factor, of_key, i * Hk, inside, NORMALISE)
+    by_q = load_or_one(q_factor, of_key, i * Hk, inside, NORMALISE) * scale
     if GATED:
         log_decay = tl.load(g + base + token, mask=inside, other=0.0).to(tl.float32)
         next_log_decay = tl.load(g + base + token + Hv, mask=i < length - 1, other=0.0).to(tl.float32)
@@ -78,9 +83,7 @@ def solve_kernel(
             tl.store(squares + base + token, own * by_k * by_k, mask=inside)
         kk = kk * gamma * by_k[:, None]
         if INVERT:
-            strength = tl.full([C], 1.0, tl.float32)
-            if BETA:
-                strength = tl.load(beta + base + token, mask=inside, other=0.0).to(tl.float32)
+            strength = load_or_one(beta, base, token, inside, BETA)
             below = tl.where(i[:, None] > i[None, :], kk * strength[:, None], 0.0)
             inverse = unit_lower_inverse(below, PIECES) * strength[None, :]
             store_pieces(solved + base * C, plane, square, inverse, inside[:, None], PIECES)
@@ -108,11 +111,11 @@ def project(launch, q, k, q_factor, k_factor, g, scale):
 def _launch(launch, w, q, k, q_factor, k_factor, g, beta, scale):
     row = launch.config("solve")
     launch(
-        solve_kernel, launch.slots * launch.Hv, row,
+        solve_kernel, launch.at.slots * launch.Hv, row,
         q, k, q_factor, k_factor, g, beta,
         w.solved, w.lower, w.products, w.k_from_start, w.q_from_start, w.k_to_end, w.total, w.squares,
-        launch.starts, launch.lengths, launch.tokens, launch.per_row, scale, k[0].numel(), w.products[0].numel(),
-        launch.Hk, launch.Hv, launch.K, row.KB, launch.layout,
+        launch.at.starts, launch.at.lengths, launch.tokens, launch.at.per_row, scale, k[0].numel(), w.products[0].numel(),
+        launch.Hk, launch.Hv, launch.K, row.KB, launch.at.kind,
         k_factor is not None, g is not None, beta is not None, w.solved is not None, row.fused, w.squares is not None,
         launch.input_pieces, launch.pieces,
     )  # fmt: skip

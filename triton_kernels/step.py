@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from .primitives import program
+
 TOKENS = 16
 """The longest call that is taken token by token."""
 
@@ -16,9 +18,8 @@ def step_kernel(
 ):  # fmt: skip
     """One (row, value head, tile of value channels). `final` may be `initial`: a tile is read before it is written."""
     TILES: tl.constexpr = (V + BV - 1) // BV
-    tile = tl.program_id(0) % TILES
-    head = (tl.program_id(0) // TILES) % Hv
-    row = (tl.program_id(0) // (TILES * Hv)).to(tl.int64)
+    tile, head, row = program(TILES, Hv)
+    row = row.to(tl.int64)
     n = tl.arange(0, BK)
     m = tile * BV + tl.arange(0, BV)
     in_k = n < K

@@ -7,7 +7,7 @@ caller wants them. It is bound by the bytes it stores.
 import triton
 import triton.language as tl
 
-from .primitives import PLAIN, C, chunk_at, decay_to_each, matmul
+from .primitives import PLAIN, C, chunk_at, decay_to_each, matmul, program
 
 
 @triton.jit
@@ -38,9 +38,8 @@ def replay_kernel(
     for each token, or -1; until: tokens to walk in each chosen chunk. With DOUBTFUL only tiles in doubt run.
     """
     TILES: tl.constexpr = (V + BV - 1) // BV
-    tile = tl.program_id(0) % TILES
-    rank = (tl.program_id(0) // TILES) % chosen_heads
-    slot = tl.load(chosen + tl.program_id(0) // (TILES * chosen_heads))
+    tile, rank, n_chosen = program(TILES, chosen_heads)
+    slot = tl.load(chosen + n_chosen)
     head = tl.load(heads + rank)
     key_head = head // (Hv // Hk)
     start, length = chunk_at(slot, starts, lengths, tokens, per_row, LAYOUT)
@@ -57,7 +56,7 @@ def replay_kernel(
     )
     steps = length
     if STATES:
-        steps = tl.minimum(length, tl.load(until + tl.program_id(0) // (TILES * chosen_heads)))
+        steps = tl.minimum(length, tl.load(until + n_chosen))
     for s in range(0, steps):
         token = start + s
         key = tl.load(k + (token * Hk + key_head) * K + n, mask=in_k, other=0.0)
@@ -90,11 +89,11 @@ def replay(
     row = launch.config("replay" if norms is None else "scan with norms")
     launch(
         replay_kernel, chosen.numel() * heads.numel() * launch.tiles(row), row,
-        keys, updates, g, states, final, launch.following, place, heads, doubtful, out, norms, chosen, until,
-        launch.starts, launch.lengths, launch.tokens, launch.per_row, launch.slots,
-        0 if norms is None else norms[0].numel(), launch.slots * launch.Hv, heads.numel(),
+        keys, updates, g, states, final, launch.at.following, place, heads, doubtful, out, norms, chosen, until,
+        launch.at.starts, launch.at.lengths, launch.tokens, launch.at.per_row, launch.at.slots,
+        0 if norms is None else norms[0].numel(), launch.at.slots * launch.Hv, heads.numel(),
         launch.Hk, launch.Hv, launch.K, launch.V, launch.BK, row.BV,
-        launch.layout, launch.channels, g is not None, out is not None, norms is not None, doubtful is not None,
+        launch.at.kind, launch.channels, g is not None, out is not None, norms is not None, doubtful is not None,
     )  # fmt: skip
 
 
@@ -109,9 +108,7 @@ def probe_kernel(
     One (chunk, chosen head, tile of value channels), all probes in it.
     """
     TILES: tl.constexpr = (V + BV - 1) // BV
-    tile = tl.program_id(0) % TILES
-    rank = (tl.program_id(0) // TILES) % chosen_heads
-    slot = tl.program_id(0) // (TILES * chosen_heads)
+    tile, rank, slot = program(TILES, chosen_heads)
     head = tl.load(heads + rank)
     start, length = chunk_at(slot, starts, lengths, tokens, per_row, LAYOUT)
     i = tl.arange(0, C)
@@ -147,9 +144,9 @@ def probe(launch, probes, keys, updates, g, states, heads, reads):
     """probes `[Hv, P, K]`, keys as in `replay`; fills `reads` `[B, T, heads, P, V]`."""
     row = launch.config("probe")
     launch(
-        probe_kernel, launch.slots * heads.numel() * launch.tiles(row), row,
+        probe_kernel, launch.at.slots * heads.numel() * launch.tiles(row), row,
         probes, keys, updates, g, states, heads, reads,
-        launch.starts, launch.lengths, launch.tokens, launch.per_row, probes.shape[1], heads.numel(),
+        launch.at.starts, launch.at.lengths, launch.tokens, launch.at.per_row, probes.shape[1], heads.numel(),
         launch.Hk, launch.Hv, launch.K, launch.V, launch.BK, row.BV,
-        launch.layout, g is not None, launch.pieces,
+        launch.at.kind, g is not None, launch.pieces,
     )  # fmt: skip

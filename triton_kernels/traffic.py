@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .launch import CHUNK
+
 H200_BANDWIDTH = 4.8e12
 """Bytes a second, as its maker gives it."""
 
@@ -24,11 +26,10 @@ class Shape:
     V: int = 128
     width: int = 2
     pieces: int = 2
-    chunk: int = 64
 
     @property
     def chunks(self) -> int:
-        return -(-self.tokens // self.rows // self.chunk) * self.rows
+        return -(-self.tokens // self.rows // CHUNK) * self.rows
 
     @property
     def keys(self) -> int:
@@ -46,7 +47,7 @@ class Shape:
     @property
     def square(self) -> int:
         """A chunk by chunk matrix a chunk and value head, in bf16 pieces."""
-        return self.tokens * self.Hv * self.chunk * 2 * self.pieces
+        return self.tokens * self.Hv * CHUNK * 2 * self.pieces
 
     @property
     def states(self) -> int:

@@ -1,6 +1,6 @@
 """The kernels on the GPU that is here: the ops tests' cases, two runs bit for bit, large tensors, several devices.
 
-    make test-gpu            with the Python of an environment that has torch for the GPU, triton and pytest
+    make test-gpu            with the Python of an environment that has torch for the GPU, triton, pytest and hypothesis
 
 Says "no GPU here" and ends well only if there is none.
 """
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests"), str(ROOT / "tests/ops")]
+    sys.path.insert(0, str(ROOT / "python"))
     import torch
 
     if not torch.cuda.is_available():
@@ -21,17 +21,8 @@ def main() -> int:
     import pytest
 
     print(torch.cuda.get_device_name(0), "torch", torch.__version__)
-    return int(
-        pytest.main(
-            [str(ROOT / "tests/gpu"), "-p", "no:cacheprovider", "-q", "--timeout=0" if _has_timeout() else "-q"]
-        )
-    )
-
-
-def _has_timeout() -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec("pytest_timeout") is not None
+    options = ["-o", "addopts=", "-q"]  # without those of the development environment and its plugins
+    return int(pytest.main([str(ROOT / "tests/gpu"), *options]))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 
 from statetap.ops import triton_backend
 from statetap.ops.call import DeltaCall, Wanted
+from statetap.triton_kernels.launch import Launch
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -48,19 +49,19 @@ class Launched:
 
 def launches(call: DeltaCall, arch: str) -> list[Launched]:
     """What `call` would launch on a chip, in order."""
-    module, found = triton_backend.kernels().launch, []
+    found: list[Launched] = []
 
     def record(self: Any, kernel: Any, programs: int, row: Any, *args: Any) -> None:
         if programs:
             found.append(Launched(kernel, row, programs, dict(zip(kernel.arg_names, args))))
 
-    run, stock = module.Launch.__call__, triton_backend.architecture
+    run, stock = Launch.__call__, triton_backend.architecture
     try:
-        module.Launch.__call__ = record
+        Launch.__call__ = record
         triton_backend.architecture = lambda device: arch
         triton_backend.Run(call).forward()
     finally:
-        module.Launch.__call__, triton_backend.architecture = run, stock
+        Launch.__call__, triton_backend.architecture = run, stock
     return found
 
 

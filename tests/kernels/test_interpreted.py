@@ -9,19 +9,13 @@ from hypothesis import strategies as st
 
 import cases
 import emulation  # noqa: F401  (it patches the interpreter)
+from cases import exact
 from numerics import error, judge
 from statetap.ops import StateWrite, Taps, gated_delta_rule, triton_backend
+from statetap.triton_kernels.launch import PIECES
 
 ALL = Taps(trajectory=True, states="all", norms=True)
 BOTH = pytest.mark.parametrize("channels", [False, True], ids=["a decay per head", "a decay per key channel"])
-
-
-def exact(a, taps=None, state_writes=None, **kw):
-    if taps is not None and taps.probes is not None:
-        taps = Taps(**{**vars(taps), "probes": taps.probes.double()})
-    if state_writes is not None:
-        state_writes = [StateWrite(w.token, w.value.double(), w.rows, w.heads) for w in state_writes]
-    return gated_delta_rule(**cases.double(a), taps=taps, state_writes=state_writes, backend="reference", **kw)
 
 
 def compare(a, taps=ALL, floor=2e-6, **kw):
@@ -152,7 +146,7 @@ def test_the_same_precision_with_and_without_looking():
 def test_the_gate_sees_a_piece_that_is_missing(monkeypatch):
     a = cases.inputs(9, tokens=70, dtype=torch.bfloat16, state=True)
     compare(a, Taps(), floor=1e-5)
-    monkeypatch.setitem(triton_backend.kernels().launch.PIECES, "high", 1)
+    monkeypatch.setitem(PIECES, "high", 1)
     with pytest.raises(AssertionError, match="final_state: off by"):
         compare(a, Taps(), floor=1e-5)
 
@@ -218,12 +212,16 @@ def test_out():
     assert got.states is out["states"] and out["states"].equal(want.states) and out["norms"].equal(want.norms)
 
 
-def test_decoding_in_place():
-    a = cases.inputs(12, tokens=1, state=True)
-    want = gated_delta_rule(**a, backend="triton")
+@pytest.mark.parametrize("tokens", [1, 70])
+def test_in_place(tokens):
+    """The caller's final state may be the initial one, which the trajectory then still begins with."""
+    a = cases.inputs(12, tokens=tokens, state=True)
+    want = gated_delta_rule(**a, taps=Taps(trajectory=True), backend="triton")
     state = a["initial_state"].clone()
-    got = gated_delta_rule(**{**a, "initial_state": state}, taps=Taps(out={"final_state": state}), backend="triton")
+    taps = Taps(trajectory=True, out={"final_state": state})
+    got = gated_delta_rule(**{**a, "initial_state": state}, taps=taps, backend="triton")
     assert got.final_state is state and state.equal(want.final_state) and got.outputs.equal(want.outputs)
+    assert got.trajectory.chunk_states.equal(want.trajectory.chunk_states)
 
 
 # -- decoding ----------------------------------------------------------------------------------------
@@ -269,10 +267,7 @@ def test_wide_heads(channels):
 
 
 def test_any_strides_and_inputs_are_left_alone():
-    a = cases.inputs(18, batch=2, tokens=20, heads=2, state=True)
-    views = dict(a, q=a["q"][:, :1].expand_as(a["q"]), g=a["g"][:, :1, :1].expand_as(a["g"]))
-    views["v"] = a["v"].permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
-    views["initial_state"] = a["initial_state"].transpose(-1, -2)
+    views = cases.strided(cases.inputs(18, batch=2, tokens=20, heads=2, state=True))
     before = {k: x.clone() for k, x in views.items() if torch.is_tensor(x)}
     compare(views)
     assert all(views[k].equal(x) for k, x in before.items())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from statetap.ops import StateWrite, Taps, gated_delta_rule
+
 
 def inputs(
     seed=0,
@@ -58,6 +60,23 @@ def wiping(value, every=37):
 def double(a):
     """The call in fp64."""
     return {k: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for k, x in a.items()}
+
+
+def exact(a, taps=None, state_writes=None, **kw):
+    """The call by the token loop in fp64, its probes and written values too: what every backend is judged against."""
+    if taps is not None and taps.probes is not None:
+        taps = Taps(**{**vars(taps), "probes": taps.probes.double()})
+    if state_writes is not None:
+        state_writes = [StateWrite(w.token, w.value.double(), w.rows, w.heads) for w in state_writes]
+    return gated_delta_rule(**double(a), taps=taps, state_writes=state_writes, backend="reference", **kw)
+
+
+def strided(a):
+    """The call with no plain strides: zero ones in q and g, permuted ones in v and the initial state."""
+    views = dict(a, q=a["q"][:, :1].expand_as(a["q"]), g=a["g"][:, :1, :1].expand_as(a["g"]))
+    views["v"] = a["v"].permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
+    views["initial_state"] = a["initial_state"].transpose(-1, -2)
+    return views
 
 
 HARD = {

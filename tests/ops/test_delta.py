@@ -8,14 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cases
+from cases import exact
 from numerics import judge
 from statetap.ops import StateWrite, Taps, gated_delta_rule
 
 ALL = Taps(trajectory=True, states="all", norms=True)
-
-
-def exact(a, **kw):
-    return gated_delta_rule(**cases.double(a), backend="reference", **kw)
 
 
 def loop(a, **kw):
@@ -25,12 +22,9 @@ def loop(a, **kw):
 def compare(a, taps=ALL, probes=None, **kw):
     """Every result of one call."""
     taps = Taps(**{**vars(taps), "probes": probes})
-    taps64 = Taps(**{**vars(taps), "probes": None if probes is None else probes.double()})
-    writes = kw.pop("state_writes", None)
-    writes64 = None if writes is None else [StateWrite(w.token, w.value.double(), w.rows, w.heads) for w in writes]
-    ours = gated_delta_rule(**a, taps=taps, state_writes=writes, backend="torch", **kw)
-    want = exact(a, taps=taps64, state_writes=writes64, **kw)
-    peer = loop(a, taps=taps, state_writes=writes, **kw)
+    ours = gated_delta_rule(**a, taps=taps, backend="torch", **kw)
+    want = exact(a, taps=taps, **kw)
+    peer = loop(a, taps=taps, **kw)
     judge("outputs", ours.outputs, want.outputs, peer.outputs, 2)
     judge("final_state", ours.final_state, want.final_state, peer.final_state, 1)
     if taps.states is not None:
@@ -196,10 +190,7 @@ def test_storage_dtype():
 
 
 def test_any_strides_and_inputs_are_left_alone():
-    a = cases.inputs(12, batch=2, tokens=70, heads=2, state=True)
-    views = dict(a, q=a["q"][:, :1].expand_as(a["q"]), g=a["g"][:, :1, :1].expand_as(a["g"]))
-    views["v"] = a["v"].permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0)
-    views["initial_state"] = a["initial_state"].transpose(-1, -2)
+    views = cases.strided(cases.inputs(12, batch=2, tokens=70, heads=2, state=True))
     before = {k: x.clone() for k, x in views.items() if torch.is_tensor(x)}
     compare(views)
     assert all(views[k].equal(x) for k, x in before.items())

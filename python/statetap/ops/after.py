@@ -166,7 +166,7 @@ def norms(t: Trajectory, heads: Sequence[int] | None = None) -> Tensor:
     square = _squares_replayed(t, table, entering) if t.decays.ndim == 4 else _squares(t, table, entering)
     square = table.join(square[..., None])[..., 0]
     if table.cuts:  # the token of a write has the written state's norm
-        where = tuple(torch.tensor(x, device=square.device) for x in zip(*table.cuts))
+        where = table.cut_places(square.device)
         square = square.index_put(where, (entering[table.after_cut].double() ** 2).sum((-1, -2)))
     found = _root(square).to(t.decays.dtype)
     return found if chosen is None else found[:, :, chosen]

@@ -126,7 +126,7 @@ def choose(name: str, call: DeltaCall) -> Backend:
     """
     if name == "auto":
         for backend in map(by_name, AUTO):
-            if not reasons(backend, call):
+            if backend.available(call.v.device) is None and not backend.refuses(call):
                 return backend
         name = AUTO[-1]
     backend = by_name(name)

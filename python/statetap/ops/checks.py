@@ -165,4 +165,4 @@ def buffer(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype, devi
 def kind(name: str, given: Any, wanted: type, article: str) -> None:
     """An argument that is not of its kind, before anything is read from it."""
     if not isinstance(given, wanted):
-        raise ArgumentError(f"{name}: got {given!r}, needs {article}")
+        _complain(name, type(given).__name__, article)

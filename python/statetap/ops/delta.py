@@ -106,8 +106,6 @@ def _kinds(taps: Any, writes: Any, normalise: Any) -> None:
     checks.kind("use_qk_l2norm_in_kernel", normalise, bool, "True or False")
     checks.kind("trajectory", taps.trajectory, bool, "True or False")
     checks.kind("norms", taps.norms, bool, "True or False")
-    if isinstance(writes, StateWrite):
-        raise ArgumentError("state_writes: got one StateWrite, needs a sequence of them")
     if writes is not None:
         checks.kind("state_writes", writes, Sequence, "a sequence of StateWrite")
 

@@ -124,6 +124,10 @@ class ChunkTable:
         """For each cut, the chunk that begins there."""
         return [n for _, n in sorted((chunk.write, n) for n, chunk in enumerate(self.chunks) if chunk.write >= 0)]
 
+    def cut_places(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Rows and tokens of the cuts, to index with."""
+        return tuple(torch.tensor(x, device=device) for x in zip(*self.cuts))
+
     @property
     def width(self) -> int:
         """Chunks of the row that has most."""

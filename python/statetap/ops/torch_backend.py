@@ -157,7 +157,7 @@ def reread(outputs: Tensor, q: Tensor, entering: Tensor, table: ChunkTable, head
     """
     if heads is None:
         return outputs
-    where = tuple(torch.tensor(x, device=outputs.device) for x in zip(*table.cuts))
+    where = table.cut_places(outputs.device)
     read = reference.read(entering[table.after_cut], repeat_heads(q[where], outputs.shape[2]))
     return outputs.index_put(where, torch.where(heads.to(outputs.device)[..., None], read, outputs[where]))
 

@@ -6,7 +6,7 @@ Importing this does not import triton: a machine without a GPU, or with a broken
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..triton_kernels.launch import CUT, INPUT_PIECES, PACKED, PIECES, PLAIN, Launch, Layout
 from . import reference
 from .call import DeltaCall
-from .pieces import ChunkTable
+from .pieces import CHUNK, ChunkTable
 from .reference import l2norm, repeat_heads
-
-PLAIN, PACKED, CUT = 0, 1, 2
-
 
 # -- whether it can -----------------------------------------------------------------------------
 
@@ -29,6 +27,11 @@ def available(device: torch.device) -> str | None:
     """None if the kernels can run on this device, else why not."""
     if device.type == "cpu" and not interpreted():
         return "triton runs on CUDA and ROCm devices, not on cpu (TRITON_INTERPRET=1 emulates one, slowly)"
+    return _available(device)
+
+
+@cache  # asked at every call
+def _available(device: torch.device) -> str | None:
     if device.type not in ("cpu", "cuda"):
         return f"triton runs on CUDA and ROCm devices, not on {device.type}"
     if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
@@ -55,18 +58,18 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@lru_cache(maxsize=1)
+@cache
 def kernels() -> Any:
     """The kernel modules, or in one line why they do not import."""
     try:
         import triton
 
-        from ..triton_kernels import channels, configs, launch, outputs, prepare, scan, solve, step, taps
+        from ..triton_kernels import channels, configs, outputs, prepare, scan, solve, step, taps
     except Exception as error:  # triton missing, or broken in any of its many ways
         line = (str(error).strip() or "no reason given").splitlines()[0]
         return f"triton does not import: {type(error).__name__}: {line}"
     version = tuple(int(n) for n in triton.__version__.split(".")[:2])
-    modules = (channels, configs, launch, outputs, prepare, scan, solve, step, taps)
+    modules = (channels, configs, outputs, prepare, scan, solve, step, taps)
     return SimpleNamespace(version=version, **{module.__name__.rsplit(".", 1)[1]: module for module in modules})
 
 
@@ -84,46 +87,30 @@ def architecture(device: torch.device) -> str:
 # -- where the chunks lie -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A `ChunkTable` for the kernels: chunks are slots, numbered row by row; see `triton_kernels.launch.Launch`."""
-
-    kind: int
-    slots: int
-    per_row: int
-    slot_of: tuple[int, ...]  # of each chunk of the table
-    starts: Tensor | None = None
-    lengths: Tensor | None = None
-    following: Tensor | None = None
-    first_slot: Tensor | None = None
-    chunk_count: Tensor | None = None
-    write_of: Tensor | None = None
+def slot_of(table: ChunkTable) -> dict[int, int]:
+    """The slot of each chunk of the table."""
+    return {n: row * table.width + column for row, of in enumerate(table.columns) for column, n in enumerate(of)}
 
 
 @lru_cache(maxsize=256)
 def layout(table: ChunkTable, device: torch.device) -> Layout:
-    """Uploaded once for each table and device."""
-    if table.plain:
-        steps = len(table.active)
-        plain = (c.row * steps + c.start // table.size for c in table.chunks)
-        return Layout(PLAIN, table.batch * steps, steps, tuple(plain))
+    """A `ChunkTable` for the kernels, uploaded once for each table and device."""
     slots = table.batch * table.width
-    slot_of = [0] * len(table.chunks)
+    if table.plain:
+        return Layout(PLAIN, slots, table.width, table.sequences)
     starts, lengths, write_of = [0] * slots, [0] * slots, [-1] * slots
     following = list(range(slots))
     first, count = [0] * table.sequences, [0] * table.sequences
-    for row, chunks in enumerate(table.columns):
-        for column, n in enumerate(chunks):
-            slot, chunk = row * table.width + column, table.chunks[n]
-            slot_of[n] = slot
-            starts[slot], lengths[slot] = chunk.row * table.tokens + chunk.start, chunk.length
-            write_of[slot] = chunk.write
-            if not count[chunk.sequence]:
-                first[chunk.sequence] = slot
-            else:
-                following[slot - 1] = slot
-            count[chunk.sequence] += 1
-            following[slot] = slots + chunk.sequence
+    for n, slot in slot_of(table).items():
+        chunk = table.chunks[n]
+        starts[slot], lengths[slot] = chunk.row * table.tokens + chunk.start, chunk.length
+        write_of[slot] = chunk.write
+        if not count[chunk.sequence]:
+            first[chunk.sequence] = slot
+        else:
+            following[slot - 1] = slot
+        count[chunk.sequence] += 1
+        following[slot] = slots + chunk.sequence
 
     def upload(x: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.tensor(x, dtype=dtype).to(device, non_blocking=True)
@@ -132,7 +119,7 @@ def layout(table: ChunkTable, device: torch.device) -> Layout:
         CUT if table.cuts else PACKED,
         slots,
         table.width,
-        tuple(slot_of),
+        table.sequences,
         upload(starts, torch.int64),
         upload(lengths),
         upload(following),
@@ -149,36 +136,33 @@ class Run:
     """One call. `forward` is the order of the launches."""
 
     def __init__(self, call: DeltaCall) -> None:
-        kernel = kernels().launch
         self.call, self.table, self.wanted = call, call.table, call.wanted
-        self.k_ = kernels()
+        self.kernels = kernels()
         device = call.v.device
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        self.layout = layout(self.table, device)
-        wide = max((call.q.dtype, call.k.dtype), key=lambda dtype: kernel.INPUT_PIECES[dtype])
+        at = layout(self.table, device)
+        wide = max((call.q.dtype, call.k.dtype), key=lambda dtype: INPUT_PIECES[dtype])
         self.q, self.k = (x.to(wide).contiguous() for x in (call.q, call.k))
         self.v = call.v.contiguous()
         self.g, self.beta, self.initial = (
             None if x is None else x.contiguous() for x in (call.g, call.beta, call.initial_state)
         )
         self.channels = self.g is not None and self.g.ndim == 4
-        pieces = kernel.PIECES[call.precision]
-        inputs = kernel.INPUT_PIECES[wide]
+        pieces, inputs = PIECES[call.precision], INPUT_PIECES[wide]
         if wide == torch.float32:  # to the precision of the other backends, unless speed was asked for
             pieces, inputs = (1, 1) if call.precision == "fast" else (3, 3)
         rows, tokens = call.v.shape[:2]
-        at = self.layout
-        self.launch = kernel.Launch(
+        self.launch = Launch(
             device, architecture(device), rows, tokens, call.k.shape[2], call.heads, call.k.shape[3], call.v.shape[3],
-            self.channels, inputs, pieces, at.kind, self.table.sequences, at.slots, at.per_row,
-            at.starts, at.lengths, at.following, at.first_slot, at.chunk_count,
+            self.channels, inputs, pieces, at,
         )  # fmt: skip
 
     def forward(self) -> tuple[Tensor, ...]:
         """Outputs, final state, and what the call wants besides; `backends.Results`."""
         wanted = self.wanted
         self._needs()
+        self._memory()
         if self.stepping:
             self._step()
         else:
@@ -197,7 +181,7 @@ class Run:
     def _needs(self) -> None:
         """Which intermediates are kept, and in which dtype."""
         wanted = self.wanted
-        self.stepping = self.layout.kind == PLAIN and self.launch.tokens <= self.k_.step.TOKENS
+        self.stepping = self.launch.at.kind == PLAIN and self.launch.tokens <= self.kernels.step.TOKENS
         self.fused = self.stepping or self.launch.config("scan").fused
         self.norms_by_scan = wanted.norms and not self.channels and not self.stepping
         self.replayed = wanted.states is not None or (wanted.norms and not self.norms_by_scan)
@@ -213,31 +197,27 @@ class Run:
         self.states_in: Any = None
         self.updates: Any = None
         if self.keeps or self.norms_by_scan:
-            shape = launch.rows, launch.per_row, *call.state_shape[1:]
+            shape = launch.rows, launch.at.per_row, *call.state_shape[1:]
             self.states_in = call.buffer("chunk_states", shape, self.store)
-            if self.keeps and launch.slots != len(self.table.chunks):
+            if self.keeps and launch.at.slots != len(self.table.chunks):
                 self.states_in.zero_()  # a row with fewer chunks ends in zeros
             self.updates = call.buffer("updates", self.v.shape, self.store)
 
     def _step(self) -> None:
-        self._memory()
         call = self.call
-        self.k_.step.step(
+        if self.keeps:  # before the step: the caller's final state may be the initial one
+            self.states_in[:, 0] = 0 if self.initial is None else self.initial
+        self.kernels.step.step(
             self.launch, self.q, self.k, self.v, self.g, self.beta, self.initial, self.outputs, self.final,
             self.updates if self.keeps else None, call.scale, call.normalise,
         )  # fmt: skip
-        if self.keeps:
-            assert self.states_in is not None
-            self.states_in[:, 0] = 0 if self.initial is None else self.initial
         if self.needs_keys:
-            self.keys = self.k_.prepare.prepare(self.launch, self.k, call.normalise, keep=True)[2]
+            self.keys = self.kernels.prepare.prepare(self.launch, self.k, call.normalise, keep=True)[2]
 
     def _chunks(self) -> None:
-        call, launch, k_ = self.call, self.launch, self.k_
-        self._memory()
+        call, launch, k_ = self.call, self.launch, self.kernels
         q, q_factor, _ = k_.prepare.prepare(launch, self.q, call.normalise)
-        k, k_factor, kept = k_.prepare.prepare(launch, self.k, call.normalise, keep=self.needs_keys)
-        self.keys = kept
+        k, k_factor, self.keys = k_.prepare.prepare(launch, self.k, call.normalise, keep=self.needs_keys)
         if self.channels:
             w = k_.channels.solve(launch, self.q, self.k, q_factor, k_factor, self.g, self.beta, call.scale)
             q, k = w.queries, w.keys
@@ -252,7 +232,7 @@ class Run:
         if not self.fused:
             k_.outputs.read(launch, q, w, self.states_in, self.updates, self.outputs)
         if call.writes is not None:
-            where = self._cuts()
+            where = self.table.cut_places(launch.device)
             query = repeat_heads(call.q[where].float(), call.heads)
             query = l2norm(query, call.scale) if call.normalise else query * call.scale
             self._at_writes(self.outputs, reference.read(call.writes.values.float(), query))
@@ -263,7 +243,7 @@ class Run:
             return None
         device = self.launch.device
         heads, values = writes.heads.to(device, torch.uint8), writes.values.to(device).contiguous()
-        return self.layout.write_of, heads, values  # type: ignore[return-value]
+        return self.launch.at.write_of, heads, values  # type: ignore[return-value]
 
     # -- side outputs ---------------------------------------------------------------------------
 
@@ -271,6 +251,7 @@ class Run:
         """The states after the wanted tokens, for the wanted heads."""
         wanted, launch, table = self.wanted, self.launch, self.table
         heads = self._heads()
+        unique = list(dict.fromkeys(wanted.tokens))
         batch, tokens = launch.rows, launch.tokens
         dtype = wanted.dtype or torch.float32
         tail = heads.numel(), launch.K, launch.V
@@ -282,31 +263,29 @@ class Run:
             flat = wanted.mask.flatten().nonzero()[:, 0].tolist()
             rows = (len(flat),)
         else:
-            unique = tuple(dict.fromkeys(wanted.tokens))
             flat = [row * tokens + token for row in range(batch) for token in unique]
             rows = (batch, len(unique))
         out = self.call.buffer("states", (*rows, *tail), dtype)
         if out.numel():
-            chosen, until, place = _places(table, self.layout, None if flat is None else tuple(flat), launch.device)
-            self.k_.taps.replay(
+            chosen, until, place = _places(table, None if flat is None else tuple(flat), launch.device)
+            self.kernels.taps.replay(
                 launch, self.keys, self.updates, self.g, self.states_in, self.final,
                 chosen=chosen, heads=heads, until=until, place=place, out=out,
             )  # fmt: skip
-        if wanted.states == "tokens" and len(wanted.tokens) != rows[1]:
-            unique_of = {token: i for i, token in enumerate(dict.fromkeys(wanted.tokens))}
-            out = out[:, [unique_of[token] for token in wanted.tokens]]
+        if len(unique) != len(wanted.tokens):
+            out = out[:, [unique.index(token) for token in wanted.tokens]]
         return out
 
     def _norms(self) -> Tensor:
         launch, call = self.launch, self.call
         every = torch.arange(call.heads, dtype=torch.int32, device=launch.device)
-        slots = torch.arange(launch.slots, dtype=torch.int32, device=launch.device)
+        slots = torch.arange(launch.at.slots, dtype=torch.int32, device=launch.device)
         if self.norms_by_scan:
             squares, doubtful = self.found
         else:
             tiles = launch.tiles(launch.config("scan with norms"))
             squares, doubtful = launch.empty(tiles, launch.rows, launch.tokens, call.heads), None
-        self.k_.taps.replay(
+        self.kernels.taps.replay(
             launch, self.keys, self.updates, self.g, self.states_in, self.final,
             chosen=slots, heads=every, norms=squares, doubtful=doubtful,
         )  # fmt: skip
@@ -326,15 +305,14 @@ class Run:
             shape = *self.v.shape[:2], heads.numel(), probes.shape[1], launch.V
             reads = call.buffer("reads", shape, self.v.dtype)
             if reads.numel():
-                self.k_.taps.probe(launch, probes, self.keys, self.updates, self.g, self.states_in, heads, reads)
+                self.kernels.taps.probe(launch, probes, self.keys, self.updates, self.g, self.states_in, heads, reads)
         else:
             each = probes if not shared else probes.expand(*self.v.shape[:2], *probes.shape)
             reads = self._read_queries(each)
             if wanted.heads is not None:
                 reads = reads[:, :, list(wanted.heads)]
         if call.writes is not None:
-            where = self._cuts()
-            at = probes[where] if not shared else probes
+            at = probes[self.table.cut_places(launch.device)] if not shared else probes
             values = call.writes.values.float()
             of = slice(None) if wanted.heads is None else list(wanted.heads)
             read = (at.float()[..., None] * values[:, :, None]).sum(-2)
@@ -347,16 +325,16 @@ class Run:
         count = queries.shape[3]
         reads = launch.empty(*self.v.shape[:3], count, launch.V, dtype=self.v.dtype)
         keys = repeat_heads(self.keys, self.call.heads).contiguous()
-        k = keys if self.channels else self.k_.prepare.prepare(launch, keys, False)[0]
+        k = keys if self.channels else self.kernels.prepare.prepare(launch, keys, False)[0]
         for i in range(count if reads.numel() else 0):
             query = queries[:, :, :, i].float().contiguous()
             if self.channels:
-                w = self.k_.channels.project(launch, query, keys, None, None, self.g, 1.0)
+                w = self.kernels.channels.project(launch, query, keys, None, None, self.g, 1.0)
                 q = w.queries
             else:
-                q = self.k_.prepare.prepare(launch, query, False)[0]
-                w = self.k_.solve.project(launch, q, k, None, None, self.g, 1.0)
-            self.k_.outputs.read(launch, q, w, self.states_in, self.updates, reads[:, :, :, i])
+                q = self.kernels.prepare.prepare(launch, query, False)[0]
+                w = self.kernels.solve.project(launch, q, k, None, None, self.g, 1.0)
+            self.kernels.outputs.read(launch, q, w, self.states_in, self.updates, reads[:, :, :, i])
         return reads
 
     # -- small things ---------------------------------------------------------------------------
@@ -373,32 +351,27 @@ class Run:
     def _betas(self) -> Tensor:
         return self.v.new_ones(self.v.shape[:3], dtype=torch.float32) if self.beta is None else self.beta.float()
 
-    def _cuts(self) -> tuple[Tensor, ...]:
-        return tuple(torch.tensor(x, device=self.launch.device) for x in zip(*self.table.cuts))
-
     def _at_writes(self, x: Tensor, value: Tensor, heads: Tensor | None = None) -> None:
         """A token whose state was written reads the written one, and has its norm: x `[B, T, H, ...]`, in place."""
         heads = self.call.writes.heads if heads is None else heads  # type: ignore[union-attr]
-        where = self._cuts()
+        where = self.table.cut_places(x.device)
         heads = heads.to(x.device).reshape(*heads.shape, *[1] * (value.ndim - 2))
         x.index_put_(where, torch.where(heads, value.to(x.dtype), x[where]))
 
 
 @lru_cache(maxsize=64)
-def _places(
-    table: ChunkTable, at: Layout, flat: tuple[int, ...] | None, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
+def _places(table: ChunkTable, flat: tuple[int, ...] | None, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """For states after flat tokens (None: all): the chunks to walk, how far in each, the row of each token or -1."""
     count = table.batch * table.tokens
     if flat is None:
-        chosen = torch.arange(at.slots, dtype=torch.int32, device=device)
-        return chosen, torch.full_like(chosen, 64), torch.arange(count, dtype=torch.int64, device=device)
+        chosen = torch.arange(table.batch * table.width, dtype=torch.int32, device=device)
+        return chosen, torch.full_like(chosen, CHUNK), torch.arange(count, dtype=torch.int64, device=device)
     wanted = torch.tensor(flat, dtype=torch.long)
     place = torch.full((count,), -1, dtype=torch.int64)
     place[wanted] = torch.arange(len(flat))
     chunk, inside = (x[wanted] for x in table.where)
-    until: dict[int, int] = {}
+    slots, until = slot_of(table), dict[int, int]()
     for n, i in zip(chunk.tolist(), inside.tolist()):
-        until[at.slot_of[n]] = max(until.get(at.slot_of[n], 0), i + 1)
+        until[slots[n]] = max(until.get(slots[n], 0), i + 1)
     upload = lambda x: torch.tensor(list(x), dtype=torch.int32).to(device, non_blocking=True)  # noqa: E731
     return upload(until), upload(until.values()), place.to(device, non_blocking=True)
