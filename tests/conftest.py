@@ -29,6 +29,15 @@ def seeded():
 
 
 @pytest.fixture
+def one_thread():
+    """The models are tiny: a second thread costs them more than it helps."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def poisoned():
     """Memory that is not initialised holds nan, so that a result which was never written shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -47,5 +56,40 @@ def checkpoints(tmp_path_factory):
         if key not in written:
             written[key] = tiny.checkpoint(tmp_path_factory.mktemp(model_type), model_type, **overrides)
         return written[key]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def models(checkpoints):
+    """`models(model_type, **options)`: a `StandardizedTransformer` of a tiny checkpoint, loaded once a session."""
+    from statetap import StandardizedTransformer
+
+    loaded = {}
+
+    def get(model_type="qwen3_5_text", **options):
+        key = model_type, tuple(sorted(options.items(), key=str))
+        if key not in loaded:
+            loaded[key] = StandardizedTransformer(str(checkpoints(model_type)), device="cpu", **options)
+        return loaded[key]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def plain(checkpoints):
+    """`plain(model_type)`: the same checkpoint as a plain transformers model."""
+    import transformers
+
+    from statetap import families
+
+    loaded = {}
+
+    def get(model_type="qwen3_5_text"):
+        if model_type not in loaded:
+            path = checkpoints(model_type)
+            auto = families.auto_class(transformers.AutoConfig.from_pretrained(path))
+            loaded[model_type] = auto.from_pretrained(path).eval()
+        return loaded[model_type]
 
     return get

@@ -41,20 +41,26 @@ _EXPERTS = dict(
 _ROPE = dict(
     rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5, mrope_section=[2, 1, 1], mrope_interleaved=True
 )
-_VISION = dict(
-    depth=1,
-    hidden_size=32,
-    intermediate_size=48,
-    num_heads=2,
-    patch_size=4,
-    out_hidden_size=64,
-    num_position_embeddings=16,
+_LATENT = dict(  # multi-head latent attention
+    **{k: v for k, v in _BODY.items() if k not in ("head_dim", "num_key_value_heads")},
+    num_key_value_heads=4,
+    moe_intermediate_size=32,
+    num_experts_per_tok=2,
+    kv_lora_rank=16,
+    qk_rope_head_dim=8,
+    qk_nope_head_dim=8,
+    v_head_dim=16,
+    bos_token_id=None,
 )
+_KIMI_HEADS = dict(linear_head_dim=16, linear_num_heads=4)
+_INDEXER = dict(indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=16, indexer_budget=64, indexer_compress_ratio=4)
+_THREE_TO_ONE = ["linear_attention"] * 3
+_VISION = dict(depth=1, hidden_size=32, intermediate_size=48, num_heads=2, patch_size=4, out_hidden_size=64)
+_QWEN_VISION = {**_VISION, "num_position_embeddings": 16}
 
 # model_type -> (configuration class, model class, fields)
 CONFIGS = {
     "qwen3_5_text": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {**_BODY, **_DELTA_HEADS, "rope_parameters": _ROPE}),
-    "qwen3_5": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration", {}),
     "qwen3_5_moe_text": (
         "Qwen3_5MoeTextConfig",
         "Qwen3_5MoeForCausalLM",
@@ -64,49 +70,98 @@ CONFIGS = {
     "kimi_linear": (
         "KimiLinearConfig",
         "KimiLinearForCausalLM",
-        dict(
-            vocab_size=VOCABULARY,
-            hidden_size=64,
-            intermediate_size=96,
-            moe_intermediate_size=32,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            kv_lora_rank=16,
-            qk_rope_head_dim=8,
-            qk_nope_head_dim=8,
-            v_head_dim=16,
-            num_experts_per_tok=2,
-            num_local_experts=4,
-            linear_head_dim=16,
-            linear_num_heads=4,
-            max_position_embeddings=2048,
-            eos_token_id=END,
-            pad_token_id=PAD,
-            bos_token_id=None,
-            layer_types=["linear_attention"] * 3 + ["full_attention"],
-        ),
+        {**_LATENT, **_KIMI_HEADS, "num_local_experts": 4, "layer_types": [*_THREE_TO_ONE, "full_attention"]},
     ),
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {**_BODY, **_DELTA_HEADS, **_EXPERTS}),
+    "lara_mini": (
+        "LaraMiniConfig",
+        "LaraMiniForCausalLM",
+        {
+            **_BODY,
+            **_DELTA_HEADS,
+            **_EXPERTS,
+            "sliding_window": 8,
+            "layer_types": ["linear_attention", "sliding_attention", "linear_attention", "full_attention"],
+        },
+    ),
+    "bailing_hybrid": (
+        "BailingHybridConfig",
+        "BailingHybridForCausalLM",
+        {
+            **_LATENT,
+            "head_dim": 16,  # of the recurrent heads
+            "num_local_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "num_mtp_layers": 0,
+            "layer_types": [*_THREE_TO_ONE, "full_attention"],
+        },
+    ),
+    "glm5_next_text": (
+        "Glm5NextTextConfig",
+        None,  # only ever inside its wrapper
+        {
+            **_LATENT,
+            **_KIMI_HEADS,
+            "qk_rope_head_dim": 0,
+            "q_lora_rank": 16,
+            "n_routed_experts": 4,
+            "index_topk": 64,
+            "index_kpool": 4,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+            "hc_mult": 2,
+            "mlp_layer_types": ["dense"] + ["sparse"] * 3,
+        },
+    ),
+    "qwen4_exp_text": (
+        "Qwen4ExpTextConfig",
+        "Qwen4ExpForCausalLM",
+        {
+            **{k: v for k, v in _BODY.items() if k != "intermediate_size"},
+            **_DELTA_HEADS,
+            **_EXPERTS,
+            **_INDEXER,
+            "hc_count": 2,
+            "hc_lowrank": 8,
+            "rope_parameters": _ROPE,
+        },
+    ),
 }
+# model_type of a multimodal wrapper -> (configuration class, model class, text model, fields of its vision tower)
+WRAPPERS = {
+    "qwen3_5": ("Qwen3_5Config", "Qwen3_5ForConditionalGeneration", "qwen3_5_text", _QWEN_VISION),
+    "qwen3_5_moe": ("Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", _QWEN_VISION),
+    "qwen4_exp": ("Qwen4ExpConfig", "Qwen4ExpForConditionalGeneration", "qwen4_exp_text", _QWEN_VISION),
+    "glm5_next": (
+        "Glm5NextConfig",
+        "Glm5NextForConditionalGeneration",
+        "glm5_next_text",
+        {**_VISION, "projection_intermediate_size": 48, "image_size": 16},
+    ),
+}
+_IMAGE_TOKENS = dict(image_token_id=250, video_token_id=251)
+
+
+def has(model_type: str) -> bool:
+    """Whether the installed transformers has this model."""
+    import transformers
+
+    return hasattr(transformers, (CONFIGS.get(model_type) or WRAPPERS[model_type])[0])
 
 
 def config(model_type: str, **overrides):
     """A configuration of `model_type` at toy sizes; overrides go to the text model's fields."""
     import transformers
 
-    name, _, fields = CONFIGS[model_type]
-    if model_type == "qwen3_5":
-        text = dict(CONFIGS["qwen3_5_text"][2], **overrides)
-        return transformers.Qwen3_5Config(
-            text_config=text,
-            vision_config=_VISION,
-            image_token_id=250,
-            video_token_id=251,
-            vision_start_token_id=252,
-            vision_end_token_id=253,
-        )
-    return getattr(transformers, name)(**dict(fields, **overrides))
+    if model_type in WRAPPERS:
+        name, _, text, vision = WRAPPERS[model_type]
+        fields = dict(text_config={**CONFIGS[text][2], **overrides}, vision_config=vision, **_IMAGE_TOKENS)
+    else:
+        name, _, fields = CONFIGS[model_type]
+        fields = {**fields, **overrides}
+    return getattr(transformers, name)(**fields)
 
 
 def model(model_type: str, seed: int = 0, **overrides) -> torch.nn.Module:
@@ -114,7 +169,8 @@ def model(model_type: str, seed: int = 0, **overrides) -> torch.nn.Module:
     import transformers
 
     torch.manual_seed(seed)
-    built = getattr(transformers, CONFIGS[model_type][1])(config(model_type, **overrides))
+    name = (CONFIGS.get(model_type) or WRAPPERS[model_type])[1]
+    built = getattr(transformers, name)(config(model_type, **overrides))
     with torch.no_grad():
         for name, weight in built.named_parameters():
             if weight.ndim >= 2 and "conv1d" not in name:

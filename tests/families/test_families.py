@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import statetap
@@ -9,13 +11,14 @@ import tiny
 from statetap import families
 
 
-@pytest.mark.parametrize("name", families.names())
-def test_kernels_are_found(name):
-    found = families.check(name)
-    assert found and all(ok and reason is None for _, ok, reason in found)
+def test_every_family_is_tested_and_there_is_one_for_every_configuration():
+    """Each has a configuration in `tiny`, and is named by a test file's suite."""
+    assert set(families.names()) == set(tiny.CONFIGS)
+    text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert [name for name in families.names() if f'"{name}"' not in text] == []
 
 
-@pytest.mark.parametrize("model_type", tiny.CONFIGS)
+@pytest.mark.parametrize("model_type", [name for name in [*tiny.CONFIGS, *tiny.WRAPPERS] if tiny.has(name)])
 def test_found_by_configuration(model_type):
     family = families.family_of(tiny.config(model_type))
     assert model_type == family.model_type or model_type in family.wrappers
@@ -24,7 +27,7 @@ def test_found_by_configuration(model_type):
 def test_found_by_name_and_module():
     module = families.qwen3_5_text
     assert families.module_of("qwen3_5") is families.module_of("qwen3_5_text") is families.module_of(module) is module
-    assert families.module_of(module.FAMILY) is module
+    assert families.module_of(module.FAMILY) is module is families.qwen3_5
     with pytest.raises(statetap.UnsupportedFamily, match="'gpt2'.*qwen3_next"):
         families.module_of("gpt2")
     with pytest.raises(statetap.ArgumentError, match="family"):

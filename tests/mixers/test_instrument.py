@@ -18,7 +18,6 @@ from statetap.mixers import MixerCall, MixerSpec, binding, instrument, is_instru
 from statetap.mixers.instrument import Instrumented
 
 IDS = torch.arange(40)[None] * 5 % 250
-FAMILIES = ["qwen3_5_text", "qwen3_next"]
 
 
 @pytest.fixture

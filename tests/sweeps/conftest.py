@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 import transformers
 
 import statetap
@@ -13,12 +12,8 @@ import tiny
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """The models are tiny; and a process that is forked may not use its parent's threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def on_one_thread(one_thread):
+    """A process that is forked may not use its parent's threads."""
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,9 @@ import gc
 import pytest
 import torch
 
+from families.editing import EDITS
 from statetap import ArgumentError, Error, OutOfOrderError
-from tracing.conftest import PROMPT, near, rule
+from traced import PROMPT, near, rule
 
 N = len(PROMPT)
 
@@ -93,54 +94,6 @@ def test_the_latest_write_wins_and_later_tokens_follow(qwen):
         mix.state_after(4)[:, 1] = 5
         states = mix.states.save()
     assert states[:, 9].equal(two) and states[:, 4, 0].equal(one[:, 0]) and (states[:, 4, 1] == 5).all()
-
-
-EDITS = {
-    "state": (lambda m: m.state_after(3).zero_(), lambda m: m.set_state_after(3, torch.zeros(1, 4, 16, 24))),
-    "attention_queries": (lambda m: m.attention_queries[:, 3].zero_(), lambda m: scaled(m, "attention_queries", 3, 0)),
-    "attention_keys": (lambda m: m.attention_keys[:, 3].zero_(), lambda m: scaled(m, "attention_keys", 3, 0)),
-    "attention_values": (lambda m: m.attention_values[:, 3].mul_(2), lambda m: scaled(m, "attention_values", 3, 2)),
-    "betas": (lambda m: m.betas[:, 3].mul_(0.5), lambda m: scaled(m, "betas", 3, 0.5)),
-    "decays": (lambda m: m.decays[:, 5].mul_(1e4), lambda m: scaled(m, "decays", 5, 1e4)),
-    "attention_head_outputs": (
-        lambda m: m.attention_head_outputs[:, -1].zero_(),
-        lambda m: scaled(m, "attention_head_outputs", -1, 0),
-    ),
-    "state_output": (lambda m: m.state_output.zero_(), lambda m: setattr(m, "state_output", torch.zeros(1, 4, 16, 24))),
-}
-
-
-def scaled(mix, name, token, factor):
-    """The same edit out of place."""
-    x = getattr(mix, name)
-    weight = torch.ones(x.shape[1])
-    weight[token] = factor
-    setattr(mix, name, x * weight.reshape(1, -1, *[1] * (x.ndim - 2)))
-
-
-@pytest.mark.parametrize("embedded", [False, True], ids=["parameters", "embeddings"])
-@pytest.mark.parametrize("name", EDITS)
-def test_in_place_edits_under_autograd(model, name, embedded):
-    """No error, the logits of the same edit out of place, finite gradients."""
-    mix = model.layers[1].linear_attn
-    given = dict(input_ids=model.tokenizer(PROMPT, return_tensors="pt")["input_ids"])
-    if embedded:
-        given = dict(inputs_embeds=torch.randn(1, N, 64).requires_grad_())
-    logits, gradients = [], []
-    for edit in EDITS[name]:
-        model._module.zero_grad()
-        if embedded:
-            given["inputs_embeds"].grad = None
-        with model.trace(**given):
-            edit(mix)
-            kept = model.logits.save()
-        kept.square().sum().backward()
-        logits.append(kept.detach())
-        weight = given["inputs_embeds"] if embedded else mix._module.A_log
-        gradients.append(weight.grad.clone())
-    assert all(g.isfinite().all() for g in gradients)
-    torch.testing.assert_close(*logits)
-    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5 * float(gradients[0].abs().max()))
 
 
 def test_an_edit_changes_the_logits(qwen):
@@ -366,26 +319,6 @@ def test_a_value_that_never_comes(qwen):
 def test_outside_of_a_trace(qwen):
     with pytest.raises(ValueError, match="states"):
         qwen.layers[0].linear_attn.states
-
-
-def test_gradients_through_decode_steps(model, plain):
-    """Prompt, then two cached steps: the embeddings' gradients are those of one forward over all tokens."""
-    mix = model.layers[2].linear_attn
-    embeddings = torch.randn(1, 12, 64)
-    name = "cache" if "cache" in model._module.forward.__wrapped__.__code__.co_varnames else "past_key_values"
-    whole = embeddings.clone().requires_grad_()
-    with model.trace(inputs_embeds=whole):
-        state, logits = mix.state_output.save(), model.logits.save()
-    (logits[:, -1].square().sum() + state.norm()).backward()
-    pieces, cache = embeddings.clone().requires_grad_(), None
-    for start, stop in ((0, 10), (10, 11), (11, 12)):
-        with model.trace(
-            inputs_embeds=pieces[:, start:stop], use_cache=True, **({} if cache is None else {name: cache})
-        ):
-            state, logits, result = mix.state_output.save(), model.logits.save(), model.output.save()
-        cache = getattr(result, name, None) or result.past_key_values
-    (logits[:, -1].square().sum() + state.norm()).backward()
-    torch.testing.assert_close(pieces.grad, whole.grad, rtol=1e-3, atol=1e-4 * float(whole.grad.abs().max()))
 
 
 def test_gradients_of_states_and_by_written_states(qwen):

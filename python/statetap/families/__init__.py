@@ -24,7 +24,10 @@ def names() -> tuple[str, ...]:
 def __getattr__(name: str) -> Any:
     if name in names():
         return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; families: {', '.join(names())}")
+    try:
+        return module_of(name)  # a wrapper's name
+    except UnsupportedFamily:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; families: {', '.join(names())}") from None
 
 
 def module_of(target: str | ModuleType | Family | Any) -> ModuleType:
@@ -52,6 +55,13 @@ def module_of(target: str | ModuleType | Family | Any) -> ModuleType:
 def family_of(config: Any) -> Family:
     """The `Family` of a transformers configuration: its text model's, if it is a multimodal wrapper's."""
     return module_of(config).FAMILY
+
+
+def auto_class(config: Any) -> Any:
+    """The transformers class that loads a checkpoint for text: its text model's, or the wrapper's where that is all."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
 
 
 def check(name: str) -> list[tuple[str, bool, str | None]]:

@@ -5,6 +5,7 @@ from .spec import Family
 
 FAMILY = Family(
     model_type="olmo_hybrid",
+    post_norms={"self_attn": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"},
     mixer=MixerSpec(
         modeling="transformers.models.olmo_hybrid.modeling_olmo_hybrid",
         mixer="OlmoHybridGatedDeltaNet",

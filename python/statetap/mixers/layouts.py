@@ -60,7 +60,7 @@ class DeltaRuleCall:
             "queries": Argument(query, repeat),
             "keys": Argument(key, repeat),
             "values": Argument(value),
-            "decays": Argument(g),
+            "decays": Argument(_at_least_fp32(g)),
             "betas": Argument(beta),
             "state_input": Argument(state),
         }
@@ -132,6 +132,11 @@ class DeltaRuleCall:
             for name in ("queries", "keys"):
                 now[name] = _repeat_heads(now[name], self._given("values").shape[2])  # type: ignore[arg-type]
         return now
+
+
+def _at_least_fp32(x: Tensor | None) -> Tensor | None:
+    """Decays are served in fp32 also where the modeling file rounds them: exactly as rounded."""
+    return None if x is None else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _repeat_heads(x: Tensor, heads: int) -> Tensor:

@@ -127,15 +127,16 @@ def _identity(
 def _from_pretrained(
     name: str, tokenizer: Any, dtype: str | None, revision: str | None, trust: bool
 ) -> tuple[nn.Module, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust}
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ArgumentError(f"model_dtype: got {dtype!r}, needs one of float32, bfloat16, float16")
     try:
-        families.family_of(AutoConfig.from_pretrained(name, **options))
+        config = AutoConfig.from_pretrained(name, **options)
+        families.family_of(config)
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, **options)
-        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype or "auto", **options), tokenizer
+        return families.auto_class(config).from_pretrained(name, dtype=dtype or "auto", **options), tokenizer
     except Error:
         raise
     except Exception as error:  # of many kinds: the hub's, the files', the model's own

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import weakref
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Iterator
 
 import torch
 from nnsight.intervention.interleaver import Interleaver as NnsightInterleaver
@@ -20,6 +22,7 @@ from ..mixers import current, instrument, route_family
 from ..mixers.routing import checked
 from .envoys import CALL, CallEnvoy, Layer, LinearAttention, Mlp, SelfAttention
 from .loops import Tracer
+from .methods import Methods
 from .order import check_in_time, location
 
 _PARTS: dict[str, type] = {"self_attn": SelfAttention, "linear_attn": LinearAttention, "mlp": Mlp}
@@ -35,7 +38,7 @@ class Interleaver(NnsightInterleaver):
             return super().handle(provider, value)
 
 
-class StandardizedTransformer(TransformersModel):
+class StandardizedTransformer(Methods, TransformersModel):
     """A hybrid language model for tracing and editing, on nnsight's `TransformersModel`.
 
     Args:
@@ -80,7 +83,8 @@ class StandardizedTransformer(TransformersModel):
         kwargs["envoys"] = _envoys(self.family.FAMILY)
         kwargs["interleaver"] = Interleaver(fragments=TPFragments())
         self._forwards = 0
-        super().__init__(str(model) if not loaded else model, dispatch=True, **kwargs)
+        with _for_text():
+            super().__init__(str(model) if not loaded else model, dispatch=True, **kwargs)
         self._instrument(backend)
 
     def _instrument(self, backend: str) -> None:
@@ -110,6 +114,9 @@ class StandardizedTransformer(TransformersModel):
                 object.__setattr__(layer, part, child)
                 if isinstance(child, CallEnvoy):
                     self._calls[index, part == "linear_attn"] = child
+                norm = layer._child_map.get(family.post_norms.get(part, ""))
+                if child is not None and norm is not None:
+                    object.__setattr__(child, "post_norm", norm)
 
     # -- running -----------------------------------------------------------------------------
 
@@ -117,6 +124,16 @@ class StandardizedTransformer(TransformersModel):
         """nnsight's `trace`, with a `tracer.iter` that also walks tokens."""
         kwargs.setdefault("tracer_cls", Tracer)
         return super().trace(*inputs, **kwargs)
+
+    def _batch(self, invokes: list, fn: Any) -> tuple:
+        """nnsight's. Where no mask is given it makes one of this call's tokens, which would hide those in a cache."""
+        args, kwargs = super()._batch(invokes, fn)
+        cached = any(kwargs.get(name) is not None for name in ("cache", "past_key_values"))
+        if cached and not any("attention_mask" in given for _, given in invokes):
+            mask = kwargs.pop("attention_mask", None)
+            if mask is not None and not bool(mask.all()):
+                raise ArgumentError("attention_mask: padded rows on a filled cache need the mask of all tokens so far")
+        return args, kwargs
 
     def interleave(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """nnsight's driver of a run."""
@@ -181,9 +198,7 @@ class StandardizedTransformer(TransformersModel):
                 reasons = {i: support[name] for i, support in per_layer.items() if support[name] is not None}
                 merged[name] = reasons or None
             return merged
-        if not -len(self.layers) <= layer < len(self.layers):
-            raise ArgumentError(f"layer: {layer} is outside of 0 to {len(self.layers) - 1}")
-        block = self.layers[layer]
+        block = self.layers[self._block(layer)]
         values: dict[str, Any] = dict.fromkeys(Layer.VALUES)
         for part, cls in _PARTS.items():
             values |= _part_support(part, cls, getattr(block, part))
@@ -199,6 +214,21 @@ def _envoys(family: families.Family) -> dict[Any, type]:
         raise UnsupportedFamily(f"{family.mixer.modeling} cannot be imported: {error}") from None
     classes = {getattr(modeling, name): envoy for name, envoy in kinds.items() if name and hasattr(modeling, name)}
     return {**classes, family.mlp: Mlp, "layers.*": Layer}
+
+
+@contextmanager
+def _for_text() -> Iterator[None]:
+    """The pipeline need not say that a multimodal model is not one of its own: text goes in all the same."""
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return "is not supported for text-generation" not in record.getMessage()
+
+    logger = logging.getLogger("transformers.pipelines.base")
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
 
 
 def _part_support(part: str, cls: Any, envoy: Any) -> dict[str, str | None]:

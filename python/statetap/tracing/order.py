@@ -28,10 +28,10 @@ def mediator_for(envoy: Envoy, name: str) -> Mediator:
     return Mediator.current(f"{envoy.path}.{name}")
 
 
-def check_in_time(envoy: Envoy, key: str, name: str) -> None:
-    """Raise `OutOfOrderError` if the forward that a request means has already passed `key` of `envoy`."""
+def check_in_time(envoy: Envoy, key: str, name: str, at: Envoy | None = None) -> None:
+    """Raise `OutOfOrderError` if the forward that a request means has already passed `key` of `envoy` (or of `at`)."""
     mediator = mediator_for(envoy, name)
-    passed = mediator.occurrence(location(envoy, key))
+    passed = mediator.occurrence(location(at or envoy, key))
     begun = envoy.root._forwards  # of this run; see StandardizedTransformer
     if passed > mediator.iteration if mediator.iteration is not None else passed >= begun:
         step = begun - 1 if mediator.iteration is None else mediator.iteration

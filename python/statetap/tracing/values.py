@@ -44,7 +44,8 @@ class CallValue:
 class ModuleValue(eproperty):
     """The output of a module under its standard name, and never the next step's in silence.
 
-    A module that returns a tuple is served, and written, by its first element.
+    A module that returns a tuple is served, and written, by its first element. Where a norm stands between the module
+    and the residual stream, it is the norm's output: what is added.
     """
 
     def __init__(self, doc: str) -> None:
@@ -58,11 +59,16 @@ class ModuleValue(eproperty):
     def __get__(self, envoy: Any, owner: Any = None) -> Any:
         if envoy is None:
             return self
-        check_in_time(envoy, "output", self.name)
-        return super().__get__(envoy, owner)
+        check_in_time(envoy, "output", self.name, at=_added_by(envoy))
+        return super().__get__(_added_by(envoy), owner)
 
     def __set__(self, envoy: Any, value: Any) -> None:
-        check_in_time(envoy, "output", self.name)
-        location = self._location(envoy)
+        check_in_time(envoy, "output", self.name, at=_added_by(envoy))
+        location = self._location(_added_by(envoy))
         served = Mediator.value(location)
         Mediator.swap(location, (value, *served[1:]) if isinstance(served, tuple) else value)
+
+
+def _added_by(envoy: Any) -> Any:
+    """The envoy whose output is added to the residual stream: its own, or a norm's after it."""
+    return vars(envoy).get("post_norm", envoy)

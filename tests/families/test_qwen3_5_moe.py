@@ -1,0 +1,5 @@
+from families.suite import Suite
+
+
+class TestQwen3_5Moe(Suite):
+    model_type = "qwen3_5_moe_text"
