@@ -94,6 +94,25 @@ def test_json_and_dry_run(command, checkpoints, data, tmp_path):
     assert code == 0 and json.loads(out)["documents"] == 5
 
 
+def test_families_are_listed_with_their_kernels_as_found(command, monkeypatch):
+    from statetap import families
+    from statetap.tracing.envoys import LinearAttention
+
+    code, out, _ = command("families", "--json")
+    found = json.loads(out)
+    assert code == 0 and tuple(found) == families.names()
+    kimi = found["kimi_linear"]
+    assert kimi["kernels"] == dict.fromkeys(families.kimi_linear.FAMILY.mixer.kernels, "found")
+    assert kimi["traced"]["linear_attn"] == list(LinearAttention.VALUES) and "trajectory" in kimi["captured"]
+    assert found["qwen3_5_text"]["wrappers"] == ["qwen3_5"] and "Kimi" in kimi["about"]
+    monkeypatch.delattr(families.modeling(families.qwen3_next.FAMILY), "torch_chunk_gated_delta_rule")
+    monkeypatch.setattr(families, "absent", lambda family: "not here" if family.model_type == "kimi_linear" else None)
+    code, out, _ = command("families")
+    assert code == 0 and "torch_chunk_gated_delta_rule: no function of this name exists" in out
+    assert "transformers: not here" in out and "linear_attn: attention_output, " in out
+    assert not [line for line in out.splitlines() if line != line.rstrip()]
+
+
 def test_a_manifest_reruns_a_run(command, checkpoints, data, tmp_path):
     first = ("capture", checkpoints(), "--data", data, "--values", "betas", "--layers", "1", "-o", tmp_path / "a")
     assert command(*first)[0] == 0

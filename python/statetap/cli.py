@@ -1,4 +1,4 @@
-"""`statetap`: capture, verify, info, doctor. Heavy imports wait until a command needs them."""
+"""`statetap`: capture, verify, info, families, doctor. Heavy imports wait until a command needs them."""
 
 from __future__ import annotations
 
@@ -168,6 +168,37 @@ def doctor(as_json: Json = False) -> None:
     from . import doctor as reports
 
     raise typer.Exit(reports.main(as_json))
+
+
+@app.command()
+def families(as_json: Json = False) -> None:
+    """List the families: their kernels as found in the installed transformers, and what each offers."""
+    from . import families as known
+    from .sweeps.spec import VALUES
+
+    about = {name: known.describe(name) for name in known.names()}
+    traced = _traced()
+    if as_json:
+        print(json.dumps({name: {**about[name], "traced": traced, "captured": list(VALUES)} for name in about}))
+        return
+    for name, found in about.items():
+        print(f"{name}: {found['about']}")
+        print(f"  wrappers: {', '.join(found['wrappers']) or 'none'}\n  transformers: {found['transformers']}")
+        for kernel, reason in found["kernels"].items():
+            print(f"  {kernel}: {reason}")
+    print("each offers:")
+    for part, values in traced.items():
+        print(f"  {part}: {values if isinstance(values, str) else ', '.join(values)}")
+    print(f"  statetap capture: {', '.join(VALUES)}")
+
+
+def _traced() -> dict[str, Any]:
+    """The values of each part of a block, as far as tracing is installed."""
+    try:
+        from .tracing.envoys import PARTS
+    except ImportError as error:
+        return {"tracing": f"{error}: pip install 'statetap[trace]'"}
+    return {part: list(kind.VALUES) for part, kind in PARTS.items()}
 
 
 def _extent(path: str) -> str:

@@ -17,6 +17,7 @@ class Base:
     Attributes:
         model_type: of `tiny.CONFIGS` or `tiny.WRAPPERS`: what the checkpoint is.
         family: the family's name, if that is not `model_type`.
+        wrapper: the multimodal configuration that holds this text model.
         key_dim, value_dim: of a head of the tiny checkpoint.
         per_channel: whether decays are one per key channel.
         largest_beta: what betas stay below.
@@ -25,6 +26,7 @@ class Base:
 
     model_type: str
     family: str | None = None
+    wrapper: str | None = None
     key_dim = 16
     value_dim = 24
     per_channel = False

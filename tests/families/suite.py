@@ -2,9 +2,10 @@
 
 from families.blocks import Blocks
 from families.editing import Editing
+from families.loading import Loading
 from families.reading import Reading
 from families.running import Running
 
 
-class Suite(Reading, Running, Editing, Blocks):
+class Suite(Loading, Reading, Running, Editing, Blocks):
     """Subclass it as `TestX` with `model_type`, and what differs from `Base`'s attributes."""

@@ -36,6 +36,24 @@ def test_found_by_name_and_module():
         families.nothing  # noqa: B018
 
 
+def test_the_cause_of_an_import_error_is_told(monkeypatch):
+    """transformers wraps what goes wrong in its modeling files: the root is what helps."""
+    load = families.importlib.import_module
+
+    def fail(name):
+        if not name.startswith("transformers"):
+            return load(name)
+        try:
+            raise OSError("libcudart.so.13 is missing")
+        except OSError as root:
+            raise RuntimeError("Failed to import modeling_qwen3_next") from root
+
+    monkeypatch.setattr(families.importlib, "import_module", fail)
+    for _, found, reason in families.check("qwen3_next"):
+        assert not found
+        assert "RuntimeError: Failed to import modeling_qwen3_next; caused by OSError: libcudart.so.13" in reason
+
+
 def test_a_family_whose_modeling_file_is_not_there(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, families.qwen3_next.FAMILY.mixer.modeling, None)
     assert all(not ok and reason for _, ok, reason in families.check("qwen3_next"))

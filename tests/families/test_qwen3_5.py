@@ -2,7 +2,7 @@ from families.suite import Suite
 
 
 class TestQwen3_5(Suite):
-    model_type = "qwen3_5_text"
+    model_type, wrapper = "qwen3_5_text", "qwen3_5"
 
 
 class TestQwen3_5Wrapped(Suite):

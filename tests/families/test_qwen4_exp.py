@@ -2,5 +2,5 @@ from families.suite import Suite
 
 
 class TestQwen4Exp(Suite):
-    model_type = "qwen4_exp_text"
+    model_type, wrapper = "qwen4_exp_text", "qwen4_exp"
     streams = 2

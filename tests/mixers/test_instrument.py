@@ -208,25 +208,38 @@ def test_a_kernel_that_is_missing_is_named(monkeypatch, name):
         assert part in str(caught.value)
 
 
-def test_a_kernel_that_the_forward_does_not_call_is_named(monkeypatch):
-    """A stub of a modeling file whose forward has moved on to another kernel."""
+STUB = """
+import torch
+def other(*a, **k): ...
+class Mixer(torch.nn.Module):
+    def forward(self, x):
+        return other(x)
+"""
+
+
+@pytest.mark.parametrize(
+    "source,reason",
+    [
+        (STUB + "def kernel(*a, **k): ...\n", "Mixer.forward does not call it"),
+        (STUB, "no function of this name exists"),
+        (STUB.replace("other(x)", "kernel(x)"), "no function of this name exists"),
+    ],
+    ids=["another is called", "gone", "called but gone"],
+)
+def test_a_modeling_file_that_has_moved_on(monkeypatch, source, reason):
+    """A stub whose kernel is missing, or is no longer what the forward calls: one error, and nothing is left behind."""
     stub = types.ModuleType("stub_modeling")
-    exec(
-        "import torch\n"
-        "def kernel(*a, **k): ...\n"
-        "def other(*a, **k): ...\n"
-        "class Mixer(torch.nn.Module):\n"
-        "    def forward(self, x):\n"
-        "        return other(x)\n",
-        stub.__dict__,
-    )
+    exec(source, stub.__dict__)
     stub.Mixer.__module__ = "stub_modeling"
     monkeypatch.setitem(sys.modules, "stub_modeling", stub)
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleList([torch.nn.Module()])
     model.layers[0].mix = stub.Mixer()
-    with pytest.raises(statetap.UnsupportedFamily, match="'kernel'.*forward does not call it.*stub_modeling"):
-        Instrumented(model, MixerSpec("stub_modeling", "Mixer", ("kernel",), "delta"))
+    with pytest.raises(statetap.UnsupportedFamily) as caught:
+        Instrumented(model, MixerSpec("stub_modeling", "Mixer", ("kernel",), "delta", versions="5.17 to 5.24"))
+    for part in ("'kernel'", reason, "stub_modeling", transformers.__version__, "5.17 to 5.24"):
+        assert part in str(caught.value)
+    assert not model.layers[0].mix._forward_hooks and not model.layers[0].mix._forward_pre_hooks
 
 
 def test_a_model_of_another_family(checkpoints):

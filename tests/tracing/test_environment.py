@@ -128,5 +128,7 @@ def test_scan_follows_shapes(checkpoints):
     model, shapes = statetap.StandardizedTransformer(str(checkpoints()), device="cpu"), []
     with model.scan("abcdef"):
         shapes.append(tuple(model.layers[0].linear_attn.state_output.shape))
+        shapes.append(tuple(model.layers[0].linear_attn.states.shape))
+        shapes.append(tuple(model.layers[0].linear_attn.state_norms.shape))
         shapes.append(tuple(model.logits.shape))
-    assert shapes == [(1, 4, 16, 24), (1, 6, 258)]
+    assert shapes == [(1, 4, 16, 24), (1, 6, 4, 16, 24), (1, 6, 4), (1, 6, 258)]

@@ -7,8 +7,7 @@ import itertools
 import pytest
 import torch
 
-import statetap
-from traced import PROMPT, near
+from traced import PROMPT
 
 HEADS, K, V, N = 4, 16, 24, len(PROMPT)
 
@@ -95,24 +94,3 @@ def test_a_step_alone(qwen):
                 token = mix.state.save()
             third = mix.state_output.save()
     assert third.equal(leaving[2]) and token.equal(leaving[2])
-
-
-def test_the_multimodal_wrapper(checkpoints, plain):
-    """As the text model that `AutoModelForCausalLM` makes of it, and as the wrapper that it is."""
-    import transformers
-
-    from statetap import StandardizedTransformer
-
-    path = str(checkpoints("qwen3_5"))
-    text = StandardizedTransformer(path, device="cpu")
-    module = transformers.AutoModelForImageTextToText.from_pretrained(path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    wrapped = StandardizedTransformer(module, tokenizer=tokenizer, task="text-generation")
-    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
-    found = []
-    for model in (text, wrapped):
-        assert model.family is statetap.families.qwen3_5_text and model.config.model_type == "qwen3_5_text"
-        with model.trace(ids):
-            found.append((model.layers[2].linear_attn.states.save(), model.logits.save()))
-    assert type(wrapped._module).__name__ == "Qwen3_5ForConditionalGeneration"
-    near(found[0][0], found[1][0]), near(found[0][1], found[1][1])

@@ -7,12 +7,13 @@ same module.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 from types import ModuleType
 from typing import Any
 
 from ..errors import ArgumentError, UnsupportedFamily
-from ..mixers import missing
+from ..mixers import missing, transformers_version
 from .spec import Family as Family
 
 
@@ -64,15 +65,63 @@ def auto_class(config: Any) -> Any:
     return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
 
 
+def modeling(family: Family) -> ModuleType:
+    """A family's modeling file, imported.
+
+    Raises:
+        UnsupportedFamily: the installed transformers has none, or it cannot be imported; says why to the root.
+    """
+    spec = family.mixer
+    try:
+        return importlib.import_module(spec.modeling)
+    except Exception as error:  # of any kind: a modeling file runs what it imports
+        raise UnsupportedFamily(
+            f"{spec.modeling} cannot be imported (transformers {transformers_version()}): {_causes(error)}. "
+            f"Works with transformers {spec.versions}: install one of these."
+        ) from error
+
+
+def absent(family: Family) -> str | None:
+    """None if the installed transformers has the family's modeling file, else which versions do."""
+    try:
+        if importlib.util.find_spec(family.mixer.modeling) is not None:
+            return None
+    except (ImportError, ValueError):  # a parent that is missing, or broken
+        pass
+    return f"not in transformers {transformers_version()}; works with {family.mixer.versions}"
+
+
 def check(name: str) -> list[tuple[str, bool, str | None]]:
     """Each kernel of a family as found in the installed transformers: (name, found, what is wrong)."""
-    mixer = module_of(name).FAMILY.mixer
+    family = module_of(name).FAMILY
+    spec = family.mixer
     try:
-        modeling = importlib.import_module(mixer.modeling)
-    except Exception as error:  # an old transformers, or a modeling file whose own imports fail
-        return [(kernel, False, f"{mixer.modeling}: {error}") for kernel in mixer.kernels]
-    found = missing(modeling, mixer.mixer, mixer.kernels)
+        found = missing(modeling(family), spec.mixer, spec.kernels)
+    except UnsupportedFamily as error:
+        return [(kernel, False, str(error)) for kernel in spec.kernels]
     return [(kernel, reason is None, reason) for kernel, reason in found.items()]
+
+
+def describe(name: str) -> dict[str, Any]:
+    """What there is to say of a family: about, wrappers, transformers versions, and each kernel as found."""
+    module = module_of(name)
+    family = module.FAMILY
+    return {
+        "about": (module.__doc__ or "").strip(),
+        "wrappers": list(family.wrappers),
+        "transformers": absent(family) or f"{family.mixer.versions}; here {transformers_version()}",
+        "kernels": {} if absent(family) else {kernel: reason or "found" for kernel, _, reason in check(name)},
+    }
+
+
+def _causes(error: BaseException) -> str:
+    """An error and what it was raised from, in one line: transformers wraps what goes wrong in an import."""
+    said = []
+    cause: BaseException | None = error
+    while cause is not None:
+        said.append(f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause).strip() else ''}")
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return "; caused by ".join(said)
 
 
 def _model_types(config: Any) -> list[str]:

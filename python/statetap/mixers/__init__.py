@@ -2,6 +2,7 @@
 
 from .attention import AttentionCall as AttentionCall
 from .binding import missing as missing
+from .binding import transformers_version as transformers_version
 from .call import MixerCall as MixerCall
 from .instrument import Instrumented as Instrumented
 from .instrument import Mixer as Mixer

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any, Callable
 
@@ -74,7 +74,7 @@ def check(module: ModuleType, mixer_class: str, names: tuple[str, ...], versions
         if reason is not None:
             raise UnsupportedFamily(
                 f"kernel {name!r} of {mixer_class}: {reason} in {module.__name__} "
-                f"(transformers {_transformers_version()}). Works with transformers {versions}: install one of these."
+                f"(transformers {transformers_version()}). Works with transformers {versions}: install one of these."
             )
 
 
@@ -100,5 +100,9 @@ def _names_in_forward(cls: type) -> set[str]:
     return set(code.co_names)
 
 
-def _transformers_version() -> str:
-    return getattr(sys.modules.get("transformers"), "__version__", "not installed")
+def transformers_version() -> str:
+    """Of the transformers that is installed."""
+    try:
+        return version("transformers")
+    except PackageNotFoundError:
+        return "not installed"

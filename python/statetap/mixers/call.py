@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import ops
 from ..errors import ArgumentError
 from .held import HeldCall
+from .packing import has_values
 from .slots import ALL, Rows, Snapshot, copy_of, take
 
 
@@ -111,14 +112,26 @@ class MixerCall:
 
     def states(self, tokens: Any = None, heads: Any = None) -> Tensor:
         """The states after `tokens` (default: all), `[rows, t, heads, key_dim, value_dim]`; read-only."""
-        return self._watched("states", self.trajectory.states(tokens, heads))
+        return self._watched("states", self._states(tokens, heads))
+
+    def _states(self, tokens: Any, heads: Any = None) -> Tensor:
+        """By the trajectory, which reads where its chunks start; or, where only shapes are followed, by the op."""
+        if has_values(self._held.kernel.arguments["values"].given):
+            return self.trajectory.states(tokens, heads)
+        taps = ops.Taps(states="all" if tokens is None else tokens, heads=heads)
+        return take(self._tapped(taps, "states"), self._rows)
+
+    def _tapped(self, taps: ops.Taps, name: str) -> Tensor:
+        found = getattr(self._held.tap(taps), name)
+        assert found is not None
+        return found
 
     all_states = property(lambda self: self.states())
 
     def state_after(self, token: int) -> Tensor:
         """The state after `token` `[rows, heads, key_dim, value_dim]`: a copy; editing it in place writes it."""
         token = self._token(token)
-        return self._held.state_after(token, self._span, lambda: self.trajectory.states([token])[:, 0])
+        return self._held.state_after(token, self._span, lambda: self._states([token])[:, 0])
 
     def set_state_after(self, token: int, value: Tensor) -> None:
         """Replace the state after `token`: its own output reads the new state, later tokens continue from it.
@@ -143,7 +156,9 @@ class MixerCall:
     @property
     def state_norms(self) -> Tensor:
         """Frobenius norm of the state after every token, `[rows, seq, heads]`; read-only."""
-        return self._watched("state_norms", self.trajectory.norms())
+        if has_values(self._held.kernel.arguments["values"].given):
+            return self._watched("state_norms", self.trajectory.norms())
+        return take(self._tapped(ops.Taps(norms=True), "norms"), self._rows)
 
     @property
     def effective_attention(self) -> tuple[Tensor, Tensor]:
@@ -161,9 +176,7 @@ class MixerCall:
             whole = probes.new_zeros((self._held.batch, *probes.shape[1:]))
             whole[self._rows] = probes
             probes = whole
-        reads = self._held.tap(ops.Taps(probes=probes)).reads
-        assert reads is not None
-        return self._watched("read", take(reads, self._rows))
+        return self._watched("read", take(self._tapped(ops.Taps(probes=probes), "reads"), self._rows))
 
     def mask_padding(self, lengths: Tensor) -> None:
         """Tokens at and after a row's length leave its state alone: decay 0, beta 0.

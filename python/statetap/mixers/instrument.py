@@ -61,8 +61,12 @@ class Instrumented:
         self.attentions: dict[int, Mixer] = {}
         self._handles: list[Any] = []
         self._bound: list[tuple[ModuleType, tuple[str, ...]]] = []
-        path = self._mark(model)
         self._unbind = weakref.finalize(model, _unbind, self._bound)
+        try:
+            path = self._mark(model)
+        except BaseException:
+            self.remove()
+            raise
         self._text_model = weakref.ref(model.get_submodule(path))  # it may be the model, which is not ours to keep
         self._handles.append(self.text_model.register_forward_pre_hook(packing.refuse, with_kwargs=True))
 

@@ -17,7 +17,7 @@ def refuse(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None
     The recurrent mixers of transformers know nothing of position ids: their convolution and state run on.
     """
     positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
-    if isinstance(positions, Tensor) and positions.shape[-1] > 1 and _has_values(positions):
+    if isinstance(positions, Tensor) and positions.shape[-1] > 1 and has_values(positions):
         if positions.ndim == 3:  # text, temporal, height, width: the first counts the tokens
             positions = positions[0]
         restart = positions[..., 1:] < positions[..., :-1]
@@ -29,7 +29,7 @@ def refuse(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None
         _raise("cu_seq_lens_q", "cu_seq_lens_q packs several texts into one row")
 
 
-def _has_values(x: Tensor) -> bool:
+def has_values(x: Tensor) -> bool:
     """Not where only shapes are followed: meta and fake tensors, `torch.compile`."""
     return not (x.is_meta or isinstance(x, FakeTensor) or torch.compiler.is_compiling())
 

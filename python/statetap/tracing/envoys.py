@@ -189,3 +189,7 @@ class Layer(Envoy):
 
     layer_output = ModuleValue("`[batch, seq, hidden]`: the residual stream after the block.")
     VALUES = ("layer_output",)
+
+
+PARTS: dict[str, Any] = {"linear_attn": LinearAttention, "self_attn": SelfAttention, "mlp": Mlp}
+"""What a block may have, by name; the block's own value is `Layer`'s."""

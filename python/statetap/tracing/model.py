@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import weakref
 from contextlib import contextmanager
@@ -20,12 +19,10 @@ from .. import families
 from ..errors import ArgumentError, Error, UnsupportedFamily
 from ..mixers import current, instrument, route_family
 from ..mixers.routing import checked
-from .envoys import CALL, CallEnvoy, Layer, LinearAttention, Mlp, SelfAttention
+from .envoys import CALL, PARTS, CallEnvoy, Layer, LinearAttention, Mlp, SelfAttention
 from .loops import Tracer
 from .methods import Methods
 from .order import check_in_time, location
-
-_PARTS: dict[str, type] = {"self_attn": SelfAttention, "linear_attn": LinearAttention, "mlp": Mlp}
 
 
 class Interleaver(NnsightInterleaver):
@@ -109,7 +106,7 @@ class StandardizedTransformer(Methods, TransformersModel):
         self._calls: dict[tuple[int, bool], CallEnvoy] = {}
         for index, layer in enumerate(self._blocks):
             children = list(layer._child_map.values())
-            for part, kind in _PARTS.items():
+            for part, kind in PARTS.items():
                 child = next((c for c in children if isinstance(c, kind)), None)
                 object.__setattr__(layer, part, child)
                 if isinstance(child, CallEnvoy):
@@ -200,7 +197,7 @@ class StandardizedTransformer(Methods, TransformersModel):
             return merged
         block = self.layers[self._block(layer)]
         values: dict[str, Any] = dict.fromkeys(Layer.VALUES)
-        for part, cls in _PARTS.items():
+        for part, cls in PARTS.items():
             values |= _part_support(part, cls, getattr(block, part))
         return values
 
@@ -208,10 +205,7 @@ class StandardizedTransformer(Methods, TransformersModel):
 def _envoys(family: families.Family) -> dict[Any, type]:
     """Which envoy a module gets. A mixer is told by its class: Kimi-Linear keeps both kinds under one name."""
     kinds = {family.mixer.mixer: LinearAttention, family.mixer.attention: SelfAttention}
-    try:
-        modeling = importlib.import_module(family.mixer.modeling)
-    except ImportError as error:
-        raise UnsupportedFamily(f"{family.mixer.modeling} cannot be imported: {error}") from None
+    modeling = families.modeling(family)
     classes = {getattr(modeling, name): envoy for name, envoy in kinds.items() if name and hasattr(modeling, name)}
     return {**classes, family.mlp: Mlp, "layers.*": Layer}
 
