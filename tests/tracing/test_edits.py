@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
 import pytest
 import torch
+import transformers
 
 from families.editing import EDITS
-from statetap import ArgumentError, Error, OutOfOrderError
+from statetap import ArgumentError, Error, OutOfOrderError, StandardizedTransformer, Unavailable
 from traced import PROMPT, near, rule
 
 N = len(PROMPT)
@@ -81,7 +83,8 @@ def test_a_state_read_twice_is_one_state(qwen):
             mix.state[:, 0] += mix.state[:, 1]
             after = mix.state.save()
         states = mix.states.save()
-    assert after[:, 0].equal(before[:, 0] + before[:, 1]) and states[:, 3].equal(after)
+    assert after[:, 0].equal(before[:, 0] + before[:, 1]) and states[:, 3, 0].equal(after[:, 0])
+    torch.testing.assert_close(states[:, 3], after)  # the other heads' are the call's own
 
 
 def test_the_latest_write_wins_and_later_tokens_follow(qwen):
@@ -121,6 +124,101 @@ def test_edits_in_either_order(qwen):
                 mix.attention_head_outputs[:, -1] = 7
             found.append((mix.attention_head_outputs.save(), mix.state_output.save(), qwen.logits.save()))
     assert all(a.equal(b) for a, b in zip(*found))
+
+
+SCATTERED = {  # each of its own elements, so that no order among them means anything else
+    "part of a state": lambda m: m.state_after(5)[:, 0].zero_(),
+    "an element of a later state": lambda m: m.state_after(8)[:, 1, 2].fill_(3),
+    "a whole state": lambda m: m.set_state_after(12, torch.ones(1)),
+    "an argument before": lambda m: m.betas[:, 3, 1].zero_(),
+    "part of the outputs": lambda m: m.attention_head_outputs[:, -1].fill_(7),
+}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(SCATTERED, 3)), ids=" / ".join)
+def test_edits_commute(qwen, order):
+    """An edit of part of a value is of that part; what was not edited follows from the call as it then stands."""
+    mix, found = qwen.layers[0].linear_attn, []
+    for names in (order, sorted(order)):
+        with qwen.trace(PROMPT):
+            for name in names:
+                SCATTERED[name](mix)
+            kept = [mix.states.save(), mix.attention_head_outputs.save(), qwen.logits.save()].save()
+        found.append(kept)
+    for one, other in zip(*found):
+        near(one, other, 1e-5)
+
+
+def test_an_edit_of_one_head_leaves_the_others_to_the_call(qwen):
+    mix = qwen.layers[0].linear_attn
+    with qwen.trace(PROMPT):
+        mix.betas[:, 3, 1] = 0
+        clean, pattern = mix.states.save(), mix.effective_attention[0].save()
+    with qwen.trace(PROMPT):
+        mix.state_after(5)[:, 0] = 0
+        mix.betas[:, 3, 1] = 0
+        shown = mix.state_after(5).save()
+        states, edited = mix.states.save(), mix.effective_attention[0].save()
+    assert not states[:, 5, 0].any() and not edited[:, 0, 6:, :5].any()
+    near(states[:, :, 1:], clean[:, :, 1:]), near(shown, states[:, 5]), near(edited[:, 1:], pattern[:, 1:])
+
+
+def test_a_state_edited_in_turns_with_a_later_one(qwen):
+    mix = qwen.layers[0].linear_attn
+    with qwen.trace(PROMPT):
+        first = mix.state_after(5)
+        first[:, 0] = 0
+        mix.state_after(6)
+        first[:, 1] = 0
+        later = mix.state_after(6).save()
+        states = mix.states.save()
+    assert not states[:, 5, :2].any()
+    near(later, states[:, 6])
+
+
+def test_rows_are_edited_alone(qwen):
+    """One row's edit of a state, and of an argument, whichever block of the trace comes first."""
+    mix, found = qwen.layers[0].linear_attn, []
+    for order in (1, -1):
+        edits = [lambda: mix.state_after(4)[:1, 2].zero_(), lambda: mix.attention_keys[1:, 1].zero_()][::order]
+        with qwen.trace(["abcdefgh", "hgfedcba"]):
+            for edit in edits:
+                edit()
+            kept = [mix.states.save(), qwen.logits.save()].save()
+        found.append(kept)
+    with qwen.trace("hgfedcba"):
+        mix.attention_keys[:, 1] = 0
+        alone = mix.states.save()
+    near(found[0][0], found[1][0]), near(found[0][1], found[1][1]), near(found[0][0][1:], alone)
+
+
+STAGES = {
+    "queries": lambda a: a.attention_queries[:, 0].zero_(),
+    "scores": lambda a: a.attention_scores[:, 1, -1].fill_(2),
+    "probabilities": lambda a: a.attention_probabilities[:, 2].zero_(),
+    "head outputs": lambda a: a.attention_head_outputs[:, 3, 0].fill_(1),
+}
+
+
+@pytest.mark.parametrize("pair", list(itertools.permutations(STAGES, 2)), ids=" / ".join)
+def test_stages_of_attention_are_edited_by_each_block_alone(models, pair):
+    model = models(attn_implementation="eager")
+    attn, prompts, alone, together, ordered = model.layers[3].self_attn, ("abcdefgh", "hgfedcba"), [], [], []
+    for name, prompt in zip(pair, prompts):
+        with model.trace(prompt):
+            STAGES[name](attn)
+            alone.append(model.logits.save())
+    with model.trace() as tracer:
+        for name, prompt in zip(pair, prompts):
+            with tracer.invoke(prompt):
+                STAGES[name](attn)
+                together.append(model.logits.save())
+    for names in (pair, pair[::-1]):
+        with model.trace(PROMPT):
+            for name in names:
+                STAGES[name](attn)
+            ordered.append(model.logits.save())
+    near(together[0], alone[0], 1e-5), near(together[1], alone[1], 1e-5), near(*ordered, 1e-5)
 
 
 def test_a_whole_output_that_was_assigned_stays(qwen):
@@ -256,7 +354,32 @@ BAD = [
     (lambda m: setattr(m, "trajectory", None), ArgumentError, "trajectory is read-only"),
     (lambda m: m.states.zero_(), Error, "states was edited in place.*set_state_after"),
     (lambda m: m.writes[:, 3].zero_(), Error, "writes was edited in place"),
+    (lambda m: m.trajectory.updates.zero_(), Error, "trajectory.updates was edited in place"),
+    (lambda m: m.trajectory[0].chunk_states.zero_(), Error, "trajectory.chunk_states was edited in place"),
     (lambda m: m.read(torch.zeros(2, 15)), ArgumentError, "probes"),
+    (lambda m: m.read(None), ArgumentError, "read: got None"),
+    *((lambda m, x=x: m.state_after(x), ArgumentError, "state after a token") for x in ("3", None, [3], True, 1.5)),
+    *(
+        (lambda m, d=d: m.set_state_after(0, torch.zeros(1, 4, 16, 24, dtype=d)), ArgumentError, f"state: got {d}")
+        for d in (torch.complex64, torch.bool, torch.int64, torch.float64)
+    ),
+    (lambda m: m.set_state_after(0, 4.0), ArgumentError, "state: got float"),
+    (lambda m: setattr(m, "betas", torch.zeros(1, N, 4, dtype=torch.int64)), ArgumentError, "betas: got torch.int64"),
+    (lambda m: setattr(m, "attention_queries", 1), ArgumentError, "linear_attn.attention_queries: got int"),
+    (lambda m: setattr(m, "decays", m.decays + 100), ArgumentError, "decays: above 0"),
+    (lambda m: m.decays.add_(100), ArgumentError, "decays: above 0"),
+    (lambda m: setattr(m, "nonsense", 3), ArgumentError, "no value 'nonsense'"),
+    (lambda m: setattr(m, "state_after", 3), ArgumentError, "state_after is a method"),
+    (lambda m: setattr(m, "attention_output", 5), ArgumentError, "attention_output: got int"),
+    (lambda m: setattr(m, "attention_output", torch.zeros(1, N, 64).double()), ArgumentError, "got torch.float64"),
+]
+MODEL_BAD = [
+    (lambda m: setattr(m, "logits", 3), r"logits: got int"),
+    (lambda m: setattr(m, "logits", torch.zeros(2, 3)), r"logits: got shape \[2, 3\]"),
+    (lambda m: setattr(m.layers[0], "layer_output", torch.zeros(3)), r"layers\[0\].layer_output: got shape \[3\]"),
+    (lambda m: setattr(m.layers[0], "linear_attn", 3), "no value 'linear_attn'"),
+    (lambda m: setattr(m.layers[0].mlp, "mlp_outputs", 3), "no value 'mlp_outputs'.*mlp_output"),
+    (lambda m: setattr(m.layers[0].mlp.up_proj, "outptu", 3), "no value 'outptu'.*output"),
 ]
 
 
@@ -268,6 +391,13 @@ def test_bad_edits_are_refused_plainly(qwen, edit, kind, message):
             edit(mix)
     with qwen.trace(PROMPT):  # and the model goes on as before
         mix.states.save()
+
+
+@pytest.mark.parametrize("edit,message", MODEL_BAD)
+def test_bad_edits_of_modules_are_refused_plainly(qwen, edit, message):
+    with pytest.raises(ArgumentError, match=message):
+        with qwen.trace(PROMPT):
+            edit(qwen)
 
 
 def test_a_value_of_another_trace_that_was_not_saved(qwen):
@@ -287,6 +417,9 @@ LATE = {
     "attention_output": lambda m, x: m.attention_output.save(),
     "layer_output": lambda m, x: x.layers[0].layer_output.save(),
     "mlp_output": lambda m, x: x.layers[0].mlp.mlp_output.save(),
+    "output": lambda m, x: x.layers[0].mlp.up_proj.output.save(),
+    "input": lambda m, x: x.layers[0].mlp.input.save(),
+    "inputs": lambda m, x: x.layers[0].inputs[0][0].save(),
 }
 
 
@@ -299,6 +432,27 @@ def test_too_late_at_every_step(qwen, name, step):
             for _ in tracer.iter[step]:
                 qwen.layers[1].layer_output.save()
                 LATE[name](mix, qwen)
+
+
+def test_plain_values_in_time_at_every_step(checkpoints):
+    """Of a module that runs twice a forward too: both of its calls, and each step's own."""
+    module = transformers.AutoModelForCausalLM.from_pretrained(checkpoints())
+    mlp, silu = module.model.layers[0].mlp, torch.nn.functional.silu
+    mlp.forward = lambda x: mlp.act_fn(mlp.down_proj(mlp.act_fn(mlp.gate_proj(x))))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoints())
+    model, seen = StandardizedTransformer(module, tokenizer=tokenizer), []
+    ours = model.layers[0].mlp
+    with model.generate(PROMPT, max_new_tokens=4, do_sample=False) as tracer:
+        for _ in tracer.iter[1:4]:
+            gate, once = ours.gate_proj.output, ours.act_fn.output
+            down, twice = ours.down_proj.output, ours.act_fn.output
+            seen.append((gate.shape[1], once.equal(silu(gate)), twice.equal(silu(down))))
+    assert seen == [(1, True, True)] * 3
+    with pytest.raises(OutOfOrderError, match=r"mlp.act_fn.output was asked for too late \(step 2\)"):
+        with model.generate(PROMPT, max_new_tokens=4, do_sample=False) as tracer:
+            for _ in tracer.iter[2]:
+                model.layers[1].layer_output.save()
+                ours.act_fn.output.save()
 
 
 def test_too_late_in_an_open_loop_and_after_logits(qwen):
@@ -317,8 +471,9 @@ def test_a_value_that_never_comes(qwen):
 
 
 def test_outside_of_a_trace(qwen):
-    with pytest.raises(ValueError, match="states"):
-        qwen.layers[0].linear_attn.states
+    for name in ("states", "attention_output", "state_norms"):
+        with pytest.raises(Unavailable, match=rf"layers\[0\].linear_attn.{name}: no forward is running.*trace"):
+            getattr(qwen.layers[0].linear_attn, name)
 
 
 def test_gradients_of_states_and_by_written_states(qwen):
@@ -335,8 +490,6 @@ def test_gradients_of_states_and_by_written_states(qwen):
 
 
 def test_gradient_checkpointing(checkpoints):
-    from statetap import StandardizedTransformer
-
     model = StandardizedTransformer(str(checkpoints()), device="cpu")
     module, mix = model._module, model.layers[0].linear_attn
     ids = torch.randint(0, 250, (1, 12))

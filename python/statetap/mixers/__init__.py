@@ -9,4 +9,5 @@ from .instrument import Mixer as Mixer
 from .instrument import instrument as instrument
 from .instrument import is_instrumented as is_instrumented
 from .routing import route_family as route_family
+from .slots import fitting as fitting
 from .spec import MixerSpec as MixerSpec

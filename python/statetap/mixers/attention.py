@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
-from .slots import ALL, Rows, ordinary, put, take
+from .slots import ALL, Argument, Result, Rows, fitting, ordinary, take
 
-_WRITTEN = -1
+_GIVEN = {"queries": "query", "keys": "key", "values": "value"}
 _NEEDS = {"scores": ("queries", "keys"), "probabilities": ("scores",), "head_outputs": ("probabilities", "values")}
-
-
-@dataclass
-class _Served:
-    tensor: Tensor
-    clean: int  # its version when it was made; _WRITTEN if the user's own
-    stamp: Any  # of what it was computed from
-
-    @property
-    def edited(self) -> bool:
-        return self.tensor._version != self.clean
 
 
 class AttentionCall:
     """Queries, keys, values, scores, probabilities and head outputs of one call; each can be edited.
 
-    The values follow one from the other; editing one changes those after it. Untouched, the modeling file's own
-    eager kernel runs. Layouts: queries `[B, H, T, D]`, keys and values `[B, Hkv, S, D]`, scores and
-    probabilities `[B, H, T, S]`, head outputs `[B, T, H, D]`.
+    The values follow one from the other: an edit stays, and what was not edited follows from the values before it,
+    whatever the order. Untouched, the modeling file's own eager kernel runs. Layouts: queries `[B, H, T, D]`, keys and
+    values `[B, Hkv, S, D]`, scores and probabilities `[B, H, T, S]`, head outputs `[B, T, H, D]`.
     """
 
     recurrent = False
@@ -44,65 +31,68 @@ class AttentionCall:
         self.closed = False
         self._mask = given.get("attention_mask")
         self._scaling = given.get("scaling", given["query"].shape[-1] ** -0.5)
-        self._given = {"queries": given["query"], "keys": given["key"], "values": given["value"]}
-        self._served: dict[str, _Served] = {}
+        self._arguments = {name: Argument(given[of]) for name, of in _GIVEN.items()}
+        self._results = {name: Result() for name in _NEEDS}
+        self._computed: dict[str, tuple[list[tuple[Tensor, int]], Tensor]] = {}  # stage -> (from what, itself)
 
     @property
     def edited(self) -> bool:
-        return any(served.edited for served in self._served.values())
+        edits = [x.edited for x in self._arguments.values()] + [x.edited for x in self._results.values()]
+        return any(edits)
 
     @property
     def batch(self) -> int:
-        return self._given["queries"].shape[0]
+        return self._argument("queries").shape[0]
 
     def part(self, start: int, size: int) -> AttentionPart:
         return AttentionPart(self, slice(start, start + size))
 
     def read(self, name: str, rows: Rows = ALL) -> Tensor:
         """A stage as it now stands: a copy that may be edited in place."""
-        served = self._served.get(name)
-        if served is None or not (served.edited or served.stamp == self._inputs(name)):
-            with ordinary():
-                fresh = self._given[name].clone() if name in self._given else self._compute(name)
-            served = self._served[name] = _Served(fresh, fresh._version, self._inputs(name))
-        return take(served.tensor, rows)
+        if name in self._arguments:
+            return take(self._argument(name), rows)
+        return self._results[name].read(self._followed(name), rows)
 
     def write(self, name: str, value: Tensor, rows: Rows = ALL) -> None:
         """Replace a stage, for some rows; what follows from it is computed anew."""
-        current = self.read(name)
-        shape = tuple(take(current, rows).shape)
-        if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-            got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ArgumentError(
-                f"layers[{self.layer}].self_attn.{name}: got {got}, needs a tensor of shape {list(shape)}"
-            )
-        self._served[name] = _Served(put(current, rows, value.to(current.dtype)), _WRITTEN, self._inputs(name))
+        current = self.read(name, rows)
+        where = f"layers[{self.layer}].self_attn.attention_{name}"
+        value = fitting(where, value, current.shape, current.dtype, current.device)
+        if name in self._arguments:
+            self._arguments[name].write(rows, value)
+        else:
+            self._results[name].write(self._followed(name), rows, value)
 
     def close(self) -> tuple[Tensor, Tensor | None]:
         """What the attention gets: its own kernel's results, unless something was edited."""
         outputs = (self.read("head_outputs"), self.read("probabilities")) if self.edited else None
         self.closed = True
-        self._served.clear()
+        self._computed.clear()
         return self._original(*self._args, **self._kwargs) if outputs is None else outputs
 
-    def _inputs(self, name: str) -> Any:
-        """Changes when a stage that `name` is computed from changes."""
-        return tuple((self._inputs(stage), self._edits(stage)) for stage in _NEEDS.get(name, ()))
+    def _argument(self, name: str) -> Tensor:
+        return self._arguments[name].read()  # type: ignore[return-value]
 
-    def _edits(self, name: str) -> int | None:
-        served = self._served.get(name)
-        return served.tensor._version if served is not None and served.edited else None
+    def _followed(self, name: str) -> Tensor:
+        """A stage as it follows from those before it; the same tensor as long as they are the same."""
+        inputs = [self.read(stage) for stage in _NEEDS[name]]
+        versions = [(x, x._version) for x in inputs]
+        then, found = self._computed.get(name, ([], None))
+        if found is None or not all(x is y and n == m for (x, n), (y, m) in zip(then, versions)):
+            with ordinary():
+                found = getattr(self, f"_{name}")(*inputs)
+            self._computed[name] = versions, found
+        return found
 
-    def _compute(self, name: str) -> Tensor:
-        if name == "scores":
-            queries, keys = self.read("queries"), self.read("keys")
-            keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], 1)
-            scores = queries @ keys.transpose(2, 3) * self._scaling
-            return scores if self._mask is None else scores + self._mask[..., : keys.shape[-2]]
-        if name == "probabilities":
-            scores = self.read("scores")
-            return torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
-        probabilities, values = self.read("probabilities"), self.read("values")
+    def _scores(self, queries: Tensor, keys: Tensor) -> Tensor:
+        keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], 1)
+        scores = queries @ keys.transpose(2, 3) * self._scaling
+        return scores if self._mask is None else scores + self._mask[..., : keys.shape[-2]]
+
+    def _probabilities(self, scores: Tensor) -> Tensor:
+        return torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
+
+    def _head_outputs(self, probabilities: Tensor, values: Tensor) -> Tensor:
         values = values.repeat_interleave(probabilities.shape[1] // values.shape[1], 1)
         return (probabilities @ values).transpose(1, 2).contiguous()
 

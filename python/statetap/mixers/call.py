@@ -9,9 +9,13 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import ArgumentError
+from ..ops.checks import position
 from .held import HeldCall
 from .packing import has_values
-from .slots import ALL, Rows, Snapshot, copy_of, take
+from .slots import ALL, Rows, Snapshot, copy_of, fitting, put, take
+
+# what a value is called everywhere but in a call, where `attention_` would say nothing
+_STANDARD = {name: f"attention_{name}" for name in ("queries", "keys", "values", "head_outputs")}
 
 
 class MixerCall:
@@ -85,12 +89,13 @@ class MixerCall:
             )
             slot.write(computed, self._rows, self._checked(name, value, tuple(computed.shape), computed.dtype))
             return
-        given = held.kernel.arguments[name].given
-        if given is None and self._rows != ALL:
-            raise ArgumentError(f"{name}: this call starts from no state, so it cannot be given one for some rows only")
-        dtype = torch.float32 if given is None else given.dtype
+        argument = held.kernel.arguments[name]
+        dtype = held.state_dtype if argument.given is None else argument.given.dtype
         shape = held.kernel.expected_shape(name)
-        held.kernel.arguments[name].write(self._rows, self._checked(name, value, shape, dtype))
+        value = self._checked(name, value, shape, dtype)
+        if argument.read() is None:  # the other rows start from nothing, which is zero
+            value = put(value.new_zeros(shape), self._rows, value)
+        argument.write(self._rows, value)
 
     queries = property(lambda self: self.read("queries"), lambda self, x: self.write("queries", x))
     keys = property(lambda self: self.read("keys"), lambda self, x: self.write("keys", x))
@@ -105,7 +110,14 @@ class MixerCall:
 
     @property
     def trajectory(self) -> ops.Trajectory:
-        """Every state of these rows without loss: see `statetap.ops.Trajectory`."""
+        """Every state of these rows without loss: see `statetap.ops.Trajectory`; read-only."""
+        trajectory = self._trajectory
+        for name, field in trajectory.fields().items():
+            self._watched(f"trajectory.{name}", field)
+        return trajectory
+
+    @property
+    def _trajectory(self) -> ops.Trajectory:
         trajectory = self._held.result(trajectory=True).trajectory
         assert trajectory is not None
         return trajectory if self._rows == ALL else trajectory[self._rows]
@@ -117,7 +129,7 @@ class MixerCall:
     def _states(self, tokens: Any, heads: Any = None) -> Tensor:
         """By the trajectory, which reads where its chunks start; or, where only shapes are followed, by the op."""
         if has_values(self._held.kernel.arguments["values"].given):
-            return self.trajectory.states(tokens, heads)
+            return self._trajectory.states(tokens, heads)
         taps = ops.Taps(states="all" if tokens is None else tokens, heads=heads)
         return take(self._tapped(taps, "states"), self._rows)
 
@@ -144,27 +156,25 @@ class MixerCall:
         shape = held.kernel.expected_shape("state_input")
         if isinstance(value, Tensor) and value.ndim < 4:
             value = value.expand((self.batch, *shape[1:])) if _broadcasts(value, shape[1:]) else value
-        value = copy_of(self._checked("state", value, shape, torch.float32))
-        held.collect_writes()
-        held.write_state(token, self._span, value)
+        held.write_state(token, self._span, copy_of(self._checked("state", value, shape, held.state_dtype)))
 
     @property
     def writes(self) -> Tensor:
         """What each token wrote, `[rows, seq, heads, value_dim]`: the trajectory's updates; read-only."""
-        return self._watched("writes", self.trajectory.updates)
+        return self._watched("writes", self._trajectory.updates)
 
     @property
     def state_norms(self) -> Tensor:
         """Frobenius norm of the state after every token, `[rows, seq, heads]`; read-only."""
         if has_values(self._held.kernel.arguments["values"].given):
-            return self._watched("state_norms", self.trajectory.norms())
+            return self._watched("state_norms", self._trajectory.norms())
         return take(self._tapped(ops.Taps(norms=True), "norms"), self._rows)
 
     @property
     def effective_attention(self) -> tuple[Tensor, Tensor]:
         """Exact weights `[rows, heads, seq, seq]` and remainder `[rows, seq, heads, value_dim]`; read-only."""
         queries = take(self._held.kernel.reading_queries(), self._rows)
-        weights, remainder = self.trajectory.effective_attention(queries)
+        weights, remainder = self._trajectory.effective_attention(queries)
         return self._watched("effective_attention", weights), self._watched("effective_attention", remainder)
 
     def probe(self, probes: Tensor) -> Tensor:
@@ -172,6 +182,8 @@ class MixerCall:
 
         probes: `[P, K]`, `[heads, P, K]` or `[rows, seq, heads, P, K]`.
         """
+        if probes is None:
+            raise ArgumentError(f"{self._held.where}.read: got None, needs probes [P, key_dim]")
         if isinstance(probes, Tensor) and probes.ndim == 5 and self._rows != ALL:
             whole = probes.new_zeros((self._held.batch, *probes.shape[1:]))
             whole[self._rows] = probes
@@ -200,29 +212,15 @@ class MixerCall:
     # -- checks ------------------------------------------------------------------------------
 
     def _token(self, token: int) -> int:
-        tokens = self._held.tokens
-        if not -tokens <= token < tokens:
-            raise ArgumentError(f"token {token} is outside this call of layer {self.layer}, which has {tokens} tokens")
-        return token % tokens
+        return position(f"{self._held.where}: state after a token", token, self._held.tokens)
 
     def _watched(self, name: str, tensor: Tensor) -> Tensor:
         self._held.snapshots.append((name, Snapshot(tensor)))
         return tensor
 
-    def _checked(self, name: str, value: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        shape = (self.batch, *shape[1:])
-        where = f"{self._held.where}.{name}"
-        if not isinstance(value, Tensor):
-            raise ArgumentError(f"{where}: got {type(value).__name__}, needs a tensor of shape {list(shape)}")
-        if tuple(value.shape) != shape:
-            raise ArgumentError(f"{where}: got shape {list(value.shape)}, needs {list(shape)}")
-        if value.device != self._held.device:
-            raise ArgumentError(f"{where}: got a tensor on {value.device}, and this layer is on {self._held.device}")
-        if torch.promote_types(value.dtype, dtype) != dtype and name not in ("state", "state_input", "state_output"):
-            raise ArgumentError(
-                f"{where}: got {value.dtype}, and the model computes in {dtype}; cast it with .to({dtype})"
-            )
-        return value.to(dtype)
+    def _checked(self, name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        where = f"{self._held.where}.{_STANDARD.get(name, name)}"
+        return fitting(where, value, (self.batch, *shape[1:]), dtype, self._held.device)
 
 
 def _broadcasts(value: Tensor, shape: tuple[int, ...]) -> bool:

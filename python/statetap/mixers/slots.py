@@ -8,10 +8,12 @@ op saved for backward is edited. torch counts the in-place edits of a tensor and
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from ..errors import ArgumentError
 
 Rows = slice  # rows of the batch: slice(None) or slice(start, stop)
 ALL = slice(None)
@@ -36,6 +38,24 @@ def put(x: Tensor, rows: Rows, value: Tensor) -> Tensor:
     """`x` with `rows` replaced, as a new tensor: earlier views of `x` keep what they show."""
     with ordinary():
         return value.clone() if rows == ALL else torch.cat([x[: rows.start], value, x[rows.stop :]])
+
+
+def fitting(where: str, value: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`value` in the model's `dtype`, if it can stand where the model has a tensor like this.
+
+    Raises:
+        ArgumentError: not a tensor, another shape or device, or a dtype that would be rounded or reinterpreted.
+    """
+    if not isinstance(value, Tensor):
+        raise ArgumentError(f"{where}: got {type(value).__name__}, needs a tensor of shape {list(shape)}")
+    if tuple(value.shape) != tuple(shape):
+        raise ArgumentError(f"{where}: got shape {list(value.shape)}, needs {list(shape)}")
+    if value.device != device:
+        raise ArgumentError(f"{where}: got a tensor on {value.device}, and this layer is on {device}")
+    fits = value.is_floating_point() and torch.promote_types(value.dtype, dtype) == dtype
+    if not fits:
+        raise ArgumentError(f"{where}: got {value.dtype}, and the model computes in {dtype}; cast it with .to({dtype})")
+    return value.to(dtype)
 
 
 class Argument:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -9,15 +10,38 @@ from nnsight.intervention.envoy import Envoy
 from nnsight.intervention.interleaver import Mediator
 from torch import Tensor
 
-from ..errors import Unavailable
+from ..errors import ArgumentError, Unavailable
 from . import loops
-from .order import describe, location, mediator_for, wait_for
-from .values import CallValue, ModuleValue
+from .order import describe, in_a_trace, location, mediator_for, wait_for
+from .values import CallValue, InTime, ModuleValue
 
 CALL = "call"  # the place in the forward where a mixer's kernel call is served
 
 
-class CallEnvoy(Envoy):
+class Module(Envoy):
+    """Any module's envoy: nnsight's, whose values are never the next step's, and which takes no name that it lacks."""
+
+    inputs = InTime.of(Envoy.inputs)
+    input = InTime.of(Envoy.input)
+    output = InTime.of(Envoy.output)
+
+    def _resolve_envoy_class(self, module: Any, path: str) -> type[Envoy]:
+        found = super()._resolve_envoy_class(module, path)
+        return Module if found is Envoy else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """An assignment in a trace is an edit: one that would reach nothing is an error."""
+        if in_a_trace() and not name.startswith("_"):
+            known = getattr(type(self), name, None)
+            if inspect.isfunction(known):
+                raise ArgumentError(f"{describe(self)}.{name} is a method: call it")
+            if known is None:
+                values = ", ".join(getattr(self, "VALUES", ("input", "output")))
+                raise ArgumentError(f"{describe(self)} has no value {name!r} to assign; it has {values}")
+        super().__setattr__(name, value)
+
+
+class CallEnvoy(Module):
     """An envoy whose values are those of one held kernel call a forward.
 
     A block of the trace parks once for the call, at one place; from then until it waits for something else,
@@ -177,14 +201,14 @@ class SelfAttention(CallEnvoy):
         return f"attention runs through {implementation!r}, which never forms it; load with attn_implementation='eager'"
 
 
-class Mlp(Envoy):
+class Mlp(Module):
     """The block's feed-forward part, dense or a mixture of experts."""
 
     mlp_output = ModuleValue("`[batch, seq, hidden]`: what the MLP adds to the residual stream.")
     VALUES = ("mlp_output",)
 
 
-class Layer(Envoy):
+class Layer(Module):
     """One block. What it lacks (`self_attn` or `linear_attn`) is None."""
 
     layer_output = ModuleValue("`[batch, seq, hidden]`: the residual stream after the block.")

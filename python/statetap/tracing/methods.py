@@ -144,9 +144,9 @@ class Methods:
     def _block(self, layer: int) -> int:
         """The index of a block from the start."""
         count = len(self.layers)
-        if not -count <= layer < count:
-            raise ArgumentError(f"layer: {layer} is outside of 0 to {count - 1}")
-        return layer % count
+        if isinstance(layer, bool) or not hasattr(layer, "__index__") or not -count <= layer < count:
+            raise ArgumentError(f"layer: got {layer!r}, needs an int from {-count} to {count - 1}")
+        return layer.__index__() % count
 
 
 def _chosen(where: int | list[int] | slice | None, size: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import weakref
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +18,12 @@ from torch import Tensor, nn
 
 from .. import families
 from ..errors import ArgumentError, Error, UnsupportedFamily
-from ..mixers import current, instrument, route_family
+from ..mixers import current, fitting, instrument, route_family
 from ..mixers.routing import checked
-from .envoys import CALL, PARTS, CallEnvoy, Layer, LinearAttention, Mlp, SelfAttention
+from .envoys import CALL, PARTS, CallEnvoy, Layer, LinearAttention, Mlp, Module, SelfAttention
 from .loops import Tracer
 from .methods import Methods
-from .order import check_in_time, location
+from .order import Forwards, check_in_time, location
 
 
 class Interleaver(NnsightInterleaver):
@@ -35,7 +36,7 @@ class Interleaver(NnsightInterleaver):
             return super().handle(provider, value)
 
 
-class StandardizedTransformer(Methods, TransformersModel):
+class StandardizedTransformer(Methods, Module, TransformersModel):
     """A hybrid language model for tracing and editing, on nnsight's `TransformersModel`.
 
     Args:
@@ -76,11 +77,11 @@ class StandardizedTransformer(Methods, TransformersModel):
         if device is not None:
             kwargs["device"] = _device(device)
         if dtype is not None:
-            kwargs["dtype"] = dtype
+            kwargs["dtype"] = _dtype(dtype)
         kwargs["envoys"] = _envoys(self.family.FAMILY)
         kwargs["interleaver"] = Interleaver(fragments=TPFragments())
-        self._forwards = 0
-        with _for_text():
+        self._forwards = Forwards(kwargs["interleaver"])
+        with _for_text(), _plain_errors(model):
             super().__init__(str(model) if not loaded else model, dispatch=True, **kwargs)
         self._instrument(backend)
 
@@ -109,6 +110,8 @@ class StandardizedTransformer(Methods, TransformersModel):
             for part, kind in PARTS.items():
                 child = next((c for c in children if isinstance(c, kind)), None)
                 object.__setattr__(layer, part, child)
+                if child is not None:
+                    object.__setattr__(child, "standard_name", f"layers[{index}].{part}")
                 if isinstance(child, CallEnvoy):
                     self._calls[index, part == "linear_attn"] = child
                 norm = layer._child_map.get(family.post_norms.get(part, ""))
@@ -134,12 +137,12 @@ class StandardizedTransformer(Methods, TransformersModel):
 
     def interleave(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """nnsight's driver of a run."""
-        self._forwards = 0
+        self._forwards.reset()
         return super().interleave(fn, *args, **kwargs)
 
     def _count_forward(self) -> None:
         if self.interleaver.interleaving:
-            self._forwards += 1
+            self._forwards.begin()
 
     def _deliver(self, call: Any) -> None:
         """Serve a mixer's kernel call to the blocks of the trace that wait for it."""
@@ -168,8 +171,8 @@ class StandardizedTransformer(Methods, TransformersModel):
 
     @logits.setter
     def logits(self, value: Tensor) -> None:
-        check_in_time(self._head, "output", "logits")
-        self._head.output = value
+        like = self.logits
+        self._head.output = fitting("logits", value, like.shape, like.dtype, like.device)
 
     @property
     def next_token_probs(self) -> Tensor:
@@ -225,11 +228,23 @@ def _for_text() -> Iterator[None]:
         logger.removeFilter(wanted)
 
 
+@contextmanager
+def _plain_errors(model: Any) -> Iterator[None]:
+    """Why a checkpoint cannot be loaded: the pipeline prints the traceback of every class that it tries."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        said = re.findall(r"^(?:\w+Error|\w+Exception): (.+)$", str(error), re.MULTILINE)
+        reason = said[-1] if said else str(error).strip().splitlines()[0]
+        name = type(model).__name__ if isinstance(model, nn.Module) else str(model)
+        raise Error(f"model: cannot load {name!r}: {reason}") from error
+
+
 def _part_support(part: str, cls: Any, envoy: Any) -> dict[str, str | None]:
     if envoy is None:
         return {f"{part}.{name}": f"no {part} module on this block" for name in cls.VALUES}
     reason = envoy._unavailable() if isinstance(envoy, CallEnvoy) else None
-    return {f"{part}.{name}": None if name == f"{cls.VALUES[0]}" else reason for name in cls.VALUES}
+    return {f"{part}.{name}": None if name == cls.VALUES[0] else reason for name in cls.VALUES}
 
 
 def route_kernels(target: Any, backend: str) -> None:
@@ -248,9 +263,21 @@ def route_kernels(target: Any, backend: str) -> None:
 
 def _device(device: str | torch.device) -> torch.device:
     try:
-        return torch.device(device)
+        found = torch.device(device)
     except (RuntimeError, TypeError):
         raise ArgumentError(f"device: got {device!r}, needs a device like 'cpu' or 'cuda:0'") from None
+    try:
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ArgumentError(f"device: {str(found)!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    return found
+
+
+def _dtype(dtype: torch.dtype | str) -> torch.dtype | str:
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
+    if found != "auto" and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise ArgumentError(f"dtype: got {dtype!r}, needs a floating-point dtype like 'bfloat16' or torch.float32")
+    return found
 
 
 def _configuration(model: Any, kwargs: dict[str, Any]) -> Any:

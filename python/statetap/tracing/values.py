@@ -8,6 +8,7 @@ from nnsight.intervention.eproperty import eproperty
 from nnsight.intervention.interleaver import Mediator
 
 from ..errors import ArgumentError
+from ..mixers import fitting
 from .order import check_in_time, describe
 
 
@@ -41,6 +42,26 @@ class CallValue:
         envoy._call(self.name).write(self.field, value)
 
 
+class InTime(eproperty):
+    """A value that nnsight serves of any module, and never the next step's in silence."""
+
+    @classmethod
+    def of(cls, theirs: eproperty) -> InTime:
+        ours = cls(theirs.key, theirs.description)
+        ours.__dict__.update(theirs.__dict__)
+        ours.__doc__ = theirs.__doc__
+        return ours
+
+    def __get__(self, envoy: Any, owner: Any = None) -> Any:
+        if envoy is not None:
+            check_in_time(envoy, self.key, self.name)
+        return super().__get__(envoy, owner)
+
+    def __set__(self, envoy: Any, value: Any) -> None:
+        check_in_time(envoy, self.key, self.name)
+        super().__set__(envoy, value)
+
+
 class ModuleValue(eproperty):
     """The output of a module under its standard name, and never the next step's in silence.
 
@@ -66,6 +87,8 @@ class ModuleValue(eproperty):
         check_in_time(envoy, "output", self.name, at=_added_by(envoy))
         location = self._location(_added_by(envoy))
         served = Mediator.value(location)
+        like = served[0] if isinstance(served, tuple) else served
+        value = fitting(f"{describe(envoy)}.{self.name}", value, like.shape, like.dtype, like.device)
         Mediator.swap(location, (value, *served[1:]) if isinstance(served, tuple) else value)
 
 
