@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
@@ -35,24 +38,28 @@ BAD = {
         dict(q=A["q"].int()),
         dict(q=A["q"][0]),
         dict(q=A["q"].to("meta")),
+        dict(q=A["q"].to_sparse()),
     ],
     "k": [dict(k="k"), dict(k=A["k"][:1])],
     "v": [dict(v=None), dict(v=V[:, :, :3]), dict(v=V[0]), dict(v=V.bool())],
     "g": [dict(g=A["g"][:, :, :1]), dict(g=A["g"][..., None]), dict(g=1.0)],
     "beta": [dict(beta=A["beta"][:, :, :2]), dict(beta=0.5)],
-    "scale": [dict(scale="big")],
+    "scale": [dict(scale=x) for x in ("big", True, math.nan, math.inf, 1j)],
     "initial_state": [dict(initial_state=torch.zeros(2, 4, 16, 17)), dict(initial_state=torch.zeros(4, 16, 16))],
     "precision": [dict(precision="low")],
     "taps": [dict(taps="all"), dict(taps={"states": "all"})],
     "trajectory": [dict(taps=Taps(trajectory=2))],
     "norms": [dict(taps=Taps(norms="yes"))],
     "use_qk_l2norm_in_kernel": [dict(use_qk_l2norm_in_kernel="yes")],
-    "backend": [dict(backend="cuda"), dict(backend="")],
+    "backend": [dict(backend="cuda"), dict(backend=""), dict(backend=[])],
     "states": [
         dict(taps=Taps(states=[10])),
         dict(taps=Taps(states=[-11])),
         dict(taps=Taps(states="last")),
         dict(taps=Taps(states=1.5)),
+        dict(taps=Taps(states=np.array([1.0]))),
+        dict(taps=Taps(states=slice(0, 4, 0))),
+        dict(taps=Taps(states=slice(0.5, 4))),
         dict(taps=Taps(states=torch.ones(2, 9, dtype=torch.bool))),
     ],
     "heads": [
@@ -150,12 +157,43 @@ def test_out_fills_every_field():
     assert got.trajectory.states().equal(t.states())
 
 
+BLOCK = torch.zeros(V.numel())
+BAD_BUFFERS = {
+    "int": dict(outputs=3),
+    "requires a gradient": dict(outputs=torch.zeros_like(V).requires_grad_()),
+    "expanded": dict(outputs=torch.zeros(1, 1, 1, 16).expand_as(V)),
+    "memory": dict(outputs=BLOCK.view(V.shape), norms=BLOCK[-80:].view(2, 10, 4)),
+}
+
+
+@pytest.mark.parametrize("message,out", BAD_BUFFERS.items())
+def test_bad_buffers(message, out):
+    with pytest.raises(statetap.ArgumentError, match=rf"out\[.*{message}"):
+        gated_delta_rule(**A, taps=Taps(norms=True, out=out))
+
+
 def test_out_is_refused_under_gradients():
     a = {**ONE, "v": ONE["v"].clone().requires_grad_()}
     with pytest.raises(statetap.ArgumentError, match="^out"):
         gated_delta_rule(**a, taps=Taps(out={"outputs": torch.empty_like(ONE["v"])}))
     with torch.no_grad():
         gated_delta_rule(**a, taps=Taps(out={"outputs": torch.empty_like(ONE["v"])}))
+
+
+def test_arrays_and_numbers_of_numpy():
+    mask = torch.zeros(2, 10, dtype=torch.bool)
+    mask[0, 3] = mask[1, 5] = True
+    for given, same in ((np.array([1, -1]), [1, -1]), (mask.numpy(), mask)):
+        ours, want = (
+            gated_delta_rule(**A, scale=s, taps=Taps(states=x)) for s, x in ((np.float32(0.5), given), (0.5, same))
+        )
+        assert ours.states.equal(want.states) and ours.outputs.equal(want.outputs)
+
+
+@pytest.mark.parametrize("nothing", [dict(rows=[]), dict(heads=[])])
+def test_a_write_to_nothing(nothing):
+    write = StateWrite(3, torch.ones(16, 16), **nothing)
+    assert gated_delta_rule(**A, state_writes=[write]).outputs.equal(gated_delta_rule(**A).outputs)
 
 
 def test_defaults():

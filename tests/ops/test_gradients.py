@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import cases
 from numerics import error
@@ -47,6 +48,31 @@ PICKS = {
     "states of the trajectory": lambda o: [o.trajectory.states([3, 12]), o.trajectory.norms()],
     "everything": lambda o: [o.outputs, o.final_state, o.states, o.norms, o.reads, o.trajectory.updates],
 }
+
+
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("pick", PICKS)
+def test_forward_mode(pick, channels):
+    """The derivative along a direction is what the backward pass says it is, for every result and argument."""
+    a = cases.double(
+        cases.inputs(1, batch=2, tokens=75, heads=4, key_dim=8, value_dim=12, channels=channels, state=True)
+    )
+    taps = Taps(trajectory=True, states=[0, 5, 11, -1], norms=True, probes=torch.randn(2, 8).double())
+
+    def total(*values):
+        out = gated_delta_rule(**{**a, **dict(zip(LEAVES, values))}, taps=taps)
+        return sum(weighted(x, i) for i, x in enumerate(PICKS[pick](out)))
+
+    values = tuple(a[name] for name in LEAVES)
+    along = tuple(torch.randn_like(x) for x in values)
+    tracked = [x.clone().requires_grad_() for x in values]
+    found = torch.autograd.grad(total(*tracked), tracked, allow_unused=True, materialize_grads=True)
+    want = sum((x * y).sum() for x, y in zip(found, along))
+    torch.testing.assert_close(torch.func.jvp(total, values, along)[1], want)
+    torch.testing.assert_close(torch.func.grad(total, tuple(range(len(values))))(*values), found)
+    with forward_ad.dual_level():
+        dual = total(*(forward_ad.make_dual(x, t) for x, t in zip(values, along)))
+        torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, want)
 
 
 @pytest.mark.parametrize("channels", [False, True])

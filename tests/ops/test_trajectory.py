@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import cases
 from numerics import judge
+from statetap import ArgumentError
 from statetap.ops import StateWrite, Taps, Trajectory, gated_delta_rule
 
 ALL = Taps(trajectory=True, states="all", norms=True)
@@ -102,6 +103,29 @@ def test_rows():
         assert t[rows].norms().allclose(out.norms[index])
     with pytest.raises(IndexError):
         t[3]
+
+
+BAD = {
+    "queries": [lambda t, x=x: t.read(x) for x in (None, "a", torch.zeros(3), torch.zeros(2, 10, 4, 15))]
+    + [lambda t: t.effective_attention(torch.zeros(2, 10, 3, 16)), lambda t: t.read(torch.zeros(2, 10, 4, 16).int())],
+    "token": [lambda t, x=x: t.state_after(x) for x in ("a", 10, -11, True, None)],
+    "states": [lambda t: t.states(1.5), lambda t: t.states("first")],
+    "heads": [lambda t: t.norms("a"), lambda t: t.states([0], heads=[4])],
+    "dtype": [lambda t: t.to(torch.int32)],
+    "rows of a trajectory": [lambda t: t[::-1], lambda t: t["a"], lambda t: t[1.0], lambda t: t[True]],
+    "tensors": [
+        lambda t: Trajectory.from_fields({}),
+        lambda t: Trajectory.from_fields({**t.fields(), "states": t.keys}),
+    ],
+}
+
+
+@pytest.mark.parametrize("name,ask", [(name, ask) for name, asks in BAD.items() for ask in asks])
+def test_what_cannot_be_had_is_said_plainly(name, ask):
+    a = cases.inputs(1, batch=2, tokens=10, heads=4)
+    trajectory = gated_delta_rule(**a, taps=Taps(trajectory=True)).trajectory
+    with pytest.raises((ArgumentError, TypeError), match=f"^{name}: got"):
+        ask(trajectory)
 
 
 def test_to():

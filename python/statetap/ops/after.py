@@ -9,9 +9,10 @@ from torch import Tensor
 
 from . import decay, torch_backend
 from .call import Prepared, Writes
-from .checks import head_list, token_mask, token_positions
+from .checks import as_tokens, head_list, token_mask, token_positions
 from .pieces import ChunkTable
 from .reference import repeat_heads
+from .transforms import followed
 
 if TYPE_CHECKING:
     from .trajectory import Trajectory
@@ -48,6 +49,7 @@ def states(
 ) -> Tensor:
     """The states after `tokens` and for `heads`, in `dtype`; see `Trajectory.states`. Fills `out` if given."""
     batch, length, all_heads = t.betas.shape
+    tokens = as_tokens(tokens)
     mask = token_mask(tokens, batch, length)
     if mask is not None:
         flat, shape = mask.to(t.keys.device).flatten().nonzero()[:, 0].cpu(), None
@@ -70,7 +72,8 @@ def _replay(t: Trajectory, flat: Tensor, heads: list[int] | None, dtype: torch.d
     table = t.table()
     entering = _entering(t, table)
     everything = table.plain and len(flat) == table.batch * table.tokens
-    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in t.fields().values())
+    fields = t.fields().values()
+    tracked = followed(fields) or (torch.is_grad_enabled() and any(x.requires_grad for x in fields))
     if everything and len(flat) and not tracked and dtype == entering.dtype and (out is None or out.dtype == dtype):
         return _replay_all(t, table, entering, heads, out)
     if not len(flat):

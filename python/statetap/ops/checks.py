@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, NoReturn, Sequence
+import math
+from numbers import Real
+from typing import Any, Mapping, NoReturn, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +28,8 @@ def tensor(name: str, x: Any, shape: Sequence[int | str], device: torch.device |
         _complain(name, f"shape {list(x.shape)}", letters)
     if x.dtype not in _FLOATS:
         _complain(name, x.dtype, "a floating-point dtype (float32, float64, bfloat16, float16)")
+    if x.layout != torch.strided:
+        _complain(name, x.layout, "a dense tensor: .to_dense()")
     if device is not None and x.device != device:
         _complain(name, f"a tensor on {x.device}", f"one on {device}, where v is")
 
@@ -46,8 +50,10 @@ def delta(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, initial_state: 
         tensor("g", g, (batch, tokens, heads, key_dim) if per_channel else (batch, tokens, heads), v.device)
     if beta is not None:
         tensor("beta", beta, (batch, tokens, heads), v.device)
-    if scale is not None and not isinstance(scale, (int, float)):
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (Real, torch.SymFloat))):
         _complain("scale", type(scale).__name__, "a number")
+    if scale is not None and not math.isfinite(scale):
+        _complain("scale", scale, "a finite number")
     rows = batch
     if cu_seqlens is not None:
         rows = _cu_seqlens_shape(cu_seqlens, batch)
@@ -94,6 +100,11 @@ def position(name: str, token: Any, tokens: int) -> int:
     return n + tokens if n < 0 else n
 
 
+def as_tokens(tokens: Any) -> Any:
+    """Tokens of another array library as a tensor."""
+    return torch.as_tensor(tokens) if hasattr(tokens, "__array__") and not isinstance(tokens, Tensor) else tokens
+
+
 def token_mask(tokens: Any, batch: int, length: int) -> Tensor | None:
     """`tokens` if it is a bool mask `[B, T]`, else None."""
     if not (isinstance(tokens, Tensor) and tokens.dtype == torch.bool):
@@ -108,7 +119,10 @@ def token_positions(tokens: Any, length: int, name: str = "states") -> list[int]
     if tokens is None or (isinstance(tokens, str) and tokens == "all"):
         return list(range(length))
     if isinstance(tokens, slice):
-        return list(range(*tokens.indices(length)))
+        try:
+            return list(range(*tokens.indices(length)))
+        except (TypeError, ValueError) as error:
+            _complain(name, tokens, f"a slice of ints: {error}")
     if isinstance(tokens, Tensor) and tokens.ndim == 1 and not tokens.is_floating_point():
         tokens = tokens.tolist()
     if hasattr(tokens, "__index__") and not isinstance(tokens, (Tensor, bool)):
@@ -160,6 +174,24 @@ def buffer(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype, devi
         _complain(what, given.dtype, str(dtype))
     if given.device != device:
         _complain(what, f"a tensor on {given.device}", f"one on {device}")
+    if any(n > 1 and step == 0 for n, step in zip(given.shape, given.stride())):
+        _complain(what, "an expanded tensor", "one whose elements have each a place of their own")
+
+
+def buffers(given: Mapping[str, Any]) -> None:
+    """Complain unless these are tensors to fill, each in memory of its own."""
+    places: list[tuple[int, int, str]] = []
+    for name, x in given.items():
+        if not isinstance(x, Tensor):
+            _complain(f"out[{name!r}]", type(x).__name__, "a tensor")
+        if x.requires_grad:
+            _complain(f"out[{name!r}]", "a tensor that requires a gradient", "a plain one: .detach()")
+        if x.numel() and not x.is_meta:
+            last = sum((n - 1) * step for n, step in zip(x.shape, x.stride())) + 1
+            places.append((x.data_ptr(), x.data_ptr() + last * x.element_size(), name))
+    for (_, end, one), (start, _, other) in itertools.pairwise(sorted(places)):
+        if start < end:
+            _complain(f"out[{other!r}]", f"memory that out[{one!r}] fills", "memory of its own")
 
 
 def kind(name: str, given: Any, wanted: type, article: str) -> None:

@@ -10,9 +10,10 @@ from torch import Tensor
 from ..errors import ArgumentError
 from . import checks
 from .backends import by_name
-from .library import FIELDS
+from .library import FIELDS, followable
 from .taps import RecurrenceOutput, StateWrite, Taps
 from .trajectory import Trajectory
+from .transforms import followed
 
 _TRAJECTORY = ("chunk_states", "keys", "updates", "decays", "betas", "chunk_starts", "written")
 
@@ -67,6 +68,7 @@ def gated_delta_rule(
     checks.delta(q, k, v, g, beta, scale, initial_state, cu_seqlens)
     if precision not in ("high", "exact", "fast"):
         raise ArgumentError(f"precision: got {precision!r}, needs 'high', 'exact' or 'fast'")
+    checks.kind("backend", backend, str, "'auto' or a backend's name")
     if backend != "auto":
         by_name(backend)
     taps = Taps() if taps is None else taps
@@ -111,7 +113,7 @@ def _kinds(taps: Any, writes: Any, normalise: Any) -> None:
 
 
 def _call_operator(args: tuple) -> tuple[Tensor, ...]:
-    return torch.ops.statetap.gated_delta_rule(*args)
+    return followable(*args) if followed(args) else torch.ops.statetap.gated_delta_rule(*args)
 
 
 def _tapped(taps: Taps, q: Tensor, v: Tensor) -> tuple[str, list[int], Tensor | None, list[int] | None]:
@@ -123,12 +125,13 @@ def _tapped(taps: Taps, q: Tensor, v: Tensor) -> tuple[str, list[int], Tensor | 
     heads = None if taps.heads is None else checks.head_list(taps.heads, count)
     if taps.states is None:
         return "", [], None, heads
-    mask = checks.token_mask(taps.states, batch, length)
+    wanted = checks.as_tokens(taps.states)
+    mask = checks.token_mask(wanted, batch, length)
     if mask is not None:
         return "mask", [], mask, heads
-    if isinstance(taps.states, str) and taps.states == "all":
+    if isinstance(wanted, str) and wanted == "all":
         return "all", [], None, heads
-    return "tokens", checks.token_positions(taps.states, length), None, heads
+    return "tokens", checks.token_positions(wanted, length), None, heads
 
 
 def _writes(writes: Sequence[StateWrite], k: Tensor, v: Tensor) -> tuple[list[int], Tensor, Tensor]:
@@ -144,6 +147,8 @@ def _writes(writes: Sequence[StateWrite], k: Tensor, v: Tensor) -> tuple[list[in
         rows = _indices(f"{where}.rows", write.rows, batch)
         chosen = _indices(f"{where}.heads", write.heads, heads)
         value = _value(where, write.value, (len(rows), len(chosen), k.shape[3], value_dim), v, double)
+        if not chosen:
+            continue
         mask = torch.zeros(heads, dtype=torch.bool, device=v.device)
         mask[chosen] = True
         for row, x in zip(rows, value):
@@ -202,11 +207,9 @@ def _filled(out: Any, args: tuple, taps: Taps) -> dict[str, Tensor]:
             raise ArgumentError(f"out: {name!r} is not a field; fields: {', '.join(FIELDS)}")
         if name not in wanted:
             raise ArgumentError(f"out[{name!r}]: this call does not give it; ask for it in Taps")
-    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
+    if followed(args) or (torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)):
         raise ArgumentError("out: cannot be filled while gradients are recorded; use torch.no_grad()")
-    for name, buffer in out.items():
-        if not isinstance(buffer, Tensor):
-            raise ArgumentError(f"out[{name!r}]: got {type(buffer).__name__}, needs a tensor")
+    checks.buffers(out)
     results = dict(zip(FIELDS, torch.ops.statetap.gated_delta_rule_out(*args, list(out), list(out.values()))))
     return {**results, **out}
 

@@ -101,6 +101,15 @@ def _forward(*args: Any, buffers: dict[str, Tensor] | None = None) -> tuple[Tens
     return tuple(_own(x, given, seen) for x in results)
 
 
+def followable(*args: Any) -> tuple[Tensor, ...]:
+    """The operator as plain torch operations, by the torch backend: see `transforms.followed`."""
+    call, _ = _call(args)
+    with full_precision():
+        results = backends.BACKENDS["torch"].forward(call)
+    empty = call.v.new_empty(0)
+    return results + (backends.layout(call, call.table) if call.wanted.trajectory else (empty.long(), empty.bool()))
+
+
 def _own(x: Tensor, given: set[int], seen: set[int]) -> Tensor:
     """`x`, contiguous, in a storage that no argument and no other result shares, and not a view of anything.
 

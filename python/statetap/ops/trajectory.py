@@ -12,7 +12,8 @@ from typing import Any, Sequence
 import torch
 from torch import Tensor
 
-from . import after
+from ..errors import ArgumentError
+from . import after, checks
 from .pieces import ChunkTable, chunk_table
 from .precision import exact
 
@@ -56,8 +57,8 @@ class Trajectory:
         return after.states(self, tokens, heads)
 
     def state_after(self, token: int) -> Tensor:
-        """The state after `token`, `[B, Hv, K, V]`."""
-        return self.states([token])[:, 0]
+        """The state after `token` (negative: from the end), `[B, Hv, K, V]`."""
+        return self.states([checks.position("token", token, self.updates.shape[1])])[:, 0]
 
     @exact
     def norms(self, heads: Sequence[int] | None = None) -> Tensor:
@@ -67,7 +68,7 @@ class Trajectory:
     @exact
     def read(self, queries: Tensor) -> Tensor:
         """`S_t^T q_t` for queries `[B, T, Hk or Hv, K]` as the rule uses them (normalised, scaled): `[B, T, Hv, V]`."""
-        return after.read(self, queries)
+        return after.read(self, self._checked(queries))
 
     @exact
     def effective_attention(self, queries: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +84,7 @@ class Trajectory:
         Returns:
             weights `[B, Hv, T, T]`, lower triangular, and remainder `[B, T, Hv, V]`.
         """
-        return after.effective_attention(self, queries)
+        return after.effective_attention(self, self._checked(queries))
 
     # -- as a container ----------------------------------------------------------------------
 
@@ -93,18 +94,24 @@ class Trajectory:
 
     def __getitem__(self, rows: int | slice) -> Trajectory:
         """Some rows, as views. A packed trajectory is one row."""
-        if isinstance(rows, int):
-            n = rows if rows >= 0 else rows + len(self)
-            if not 0 <= n < len(self):
-                raise IndexError(f"row {rows} of a trajectory of {len(self)} rows")
-            rows = slice(n, n + 1)
+        if not isinstance(rows, slice):
+            if isinstance(rows, bool) or not hasattr(rows, "__index__"):
+                raise TypeError(f"rows of a trajectory: got {type(rows).__name__}, needs an int or a slice")
+            n = rows.__index__()
+            if not -len(self) <= n < len(self):
+                raise IndexError(f"row {n} of a trajectory of {len(self)} rows")
+            rows = slice(n % len(self), n % len(self) + 1)
+        elif (rows.step or 1) < 1:
+            raise ArgumentError(f"rows of a trajectory: got {rows}, needs a slice that goes forward")
         if self.cu_seqlens is not None:
             return replace(self) if len(range(*rows.indices(1))) else self._map(lambda x: x[:0])
         return self._map(lambda x: x[rows])
 
     def to(self, *args: Any, **kwargs: Any) -> Trajectory:
         """As `Tensor.to`; a dtype is applied to the fields that are floating point."""
-        device_only = torch.empty(0).to(*args, **kwargs).device if args or kwargs else None
+        to = torch.empty(0).to(*args, **kwargs)
+        checks.storage_dtype(to.dtype)
+        device_only = to.device if args or kwargs else None
         return self._map(lambda x: x.to(*args, **kwargs) if x.is_floating_point() else x.to(device_only))
 
     @property
@@ -119,8 +126,21 @@ class Trajectory:
 
     @classmethod
     def from_fields(cls, tensors: dict[str, Tensor]) -> Trajectory:
-        """From what `fields` gave."""
+        """From what `fields` gave; raises `ArgumentError` if one of them is missing, or is none."""
+        names = {f.name for f in fields(cls)}
+        missing, unknown = names - {"cu_seqlens"} - set(tensors), set(tensors) - names
+        if missing or unknown:
+            what = f"{sorted(missing)} missing" if missing else f"{sorted(unknown)}"
+            raise ArgumentError(f"tensors: got {what}, needs what Trajectory.fields() gives")
         return cls(**tensors)
+
+    def _checked(self, queries: Any) -> Tensor:
+        batch, tokens, heads = self.betas.shape
+        key_heads, key_dim = self.keys.shape[2:]
+        given = queries.shape[2] if isinstance(queries, Tensor) and queries.ndim == 4 else None
+        wanted = heads if given == heads else key_heads
+        checks.tensor("queries", queries, (batch, tokens, wanted, key_dim), self.keys.device)
+        return queries
 
     def _map(self, f: Any) -> Trajectory:
         own = {name: f(x) for name, x in self.fields().items() if name != "cu_seqlens"}
