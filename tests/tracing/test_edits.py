@@ -299,6 +299,23 @@ def test_state_input_can_be_given_to_a_fresh_prompt(qwen):
     near(states, rule(*served, state=state)[2])
 
 
+def test_state_input_can_be_given_to_one_block_of_a_trace(qwen):
+    mix, state, found = qwen.layers[0].linear_attn, torch.randn(1, 4, 16, 24), []
+    for with_state in (False, True):
+        with qwen.trace("abcdefgh"):
+            if with_state:
+                mix.state_input = state
+            found.append(qwen.logits.save())
+    with qwen.trace() as tracer:
+        for i in range(2):
+            with tracer.invoke("abcdefgh"):
+                if i:
+                    mix.state_input = state
+                found.append(qwen.logits.save())
+    near(found[2], found[0]), near(found[3], found[1])
+    assert (found[0] - found[1]).abs().max() > 1e-3
+
+
 def test_invokes_edit_their_own_rows(qwen):
     mix = qwen.layers[0].linear_attn
     prompts = ["abcdefgh", "hgfedcba"]

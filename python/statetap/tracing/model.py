@@ -256,7 +256,7 @@ def route_kernels(target: Any, backend: str) -> None:
         backend: "auto", "torch", "reference", or "default" for what transformers runs itself.
     """
     if isinstance(target, StandardizedTransformer):
-        target._instrumented.route(backend)
+        target._instrumented.route(checked(backend))
     else:
         route_family(families.module_of(target).FAMILY.mixer, backend)
 
