@@ -40,3 +40,11 @@ def judge(
     theirs = 0.0 if peer is None else error(peer, exact, head_axis)
     allowed = FACTOR * theirs + max(floor, 0.51 * torch.finfo(x.dtype).eps)
     assert ours <= allowed, f"{name}: off by {ours:.2e}, may be {allowed:.2e} (the peer is off by {theirs:.2e})"
+
+
+def judge_norms(x: Tensor, exact: Tensor):
+    """Assert that norms `[B, T, H]` are within a 10^4-th of the norm, or a millionth of the head's largest."""
+    allowed = 1e-4 * exact + 1e-6 * exact.amax((0, 1)) + 1e-12
+    assert (x - exact).abs().le(allowed).all(), (
+        f"norms: off by up to {((x - exact).abs() / allowed).max():.2f} of what is allowed"
+    )

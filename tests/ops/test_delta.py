@@ -1,4 +1,4 @@
-"""`gated_delta_rule`: every result of the torch backend against the token loop in fp64."""
+"""`gated_delta_rule`: every result of every backend against the token loop in fp64."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 import cases
 from cases import exact
-from numerics import judge
+from numerics import judge, judge_norms
 from statetap.ops import StateWrite, Taps, gated_delta_rule
 
+pytestmark = pytest.mark.usefixtures("each_backend")
 ALL = Taps(trajectory=True, states="all", norms=True)
 
 
@@ -22,7 +23,7 @@ def loop(a, **kw):
 def compare(a, taps=ALL, probes=None, **kw):
     """Every result of one call."""
     taps = Taps(**{**vars(taps), "probes": probes})
-    ours = gated_delta_rule(**a, taps=taps, backend="torch", **kw)
+    ours = gated_delta_rule(**a, taps=taps, **kw)
     want = exact(a, taps=taps, **kw)
     peer = loop(a, taps=taps, **kw)
     judge("outputs", ours.outputs, want.outputs, peer.outputs, 2)
@@ -32,7 +33,7 @@ def compare(a, taps=ALL, probes=None, **kw):
     if taps.norms:
         assert ours.norms.shape == want.norms.shape
     if taps.norms and want.norms.numel():
-        assert (ours.norms - want.norms).abs().le(1e-4 * want.norms + 1e-6 * want.norms.amax((0, 1)) + 1e-12).all()
+        judge_norms(ours.norms, want.norms)
     if probes is not None:
         judge("reads", ours.reads, want.reads, peer.reads, 2)
     if taps.trajectory:

@@ -10,6 +10,7 @@ import cases
 from numerics import error
 from statetap.ops import StateWrite, Taps, gated_delta_rule
 
+pytestmark = pytest.mark.usefixtures("each_backend")
 LEAVES = ("q", "k", "v", "g", "beta", "initial_state")
 
 
@@ -80,7 +81,7 @@ def test_forward_mode(pick, channels):
 def test_gradients(pick, channels):
     a = cases.inputs(1, batch=2, tokens=75, heads=4, key_dim=8, value_dim=12, channels=channels, state=True)
     extra = dict(value=torch.randn(8, 12), probes=torch.randn(2, 8))
-    ours = gradients(a, PICKS[pick], "torch", **extra)
+    ours = gradients(a, PICKS[pick], "auto", **extra)
     want = gradients(cases.double(a), PICKS[pick], "reference", **{k: x.double() for k, x in extra.items()})
     scale = max(float(x.abs().max()) for x in want.values())
     for name in want:
@@ -92,7 +93,7 @@ def test_gradients(pick, channels):
 @pytest.mark.parametrize("wipe", [-1e4, float("-inf"), -50.0])
 def test_gradients_across_a_wipe(wipe, channels):
     a = cases.with_gate(cases.inputs(2, tokens=100, channels=channels, state=True), cases.wiping(wipe))
-    ours = gradients(a, PICKS["everything"], "torch", probes=torch.ones(1, 16))
+    ours = gradients(a, PICKS["everything"], "auto", probes=torch.ones(1, 16))
     want = gradients(cases.double(a), PICKS["everything"], "reference", probes=torch.ones(1, 16).double())
     for name in want:
         assert ours[name].isfinite().all()
@@ -102,7 +103,7 @@ def test_gradients_across_a_wipe(wipe, channels):
 def test_gradients_of_packed_rows():
     cu = torch.tensor([0, 20, 20, 75])
     a = cases.inputs(3, tokens=75, state=True, sequences=3)
-    ours = gradients(a, PICKS["everything"], "torch", probes=torch.ones(1, 16), cu_seqlens=cu)
+    ours = gradients(a, PICKS["everything"], "auto", probes=torch.ones(1, 16), cu_seqlens=cu)
     want = gradients(
         cases.double(a), PICKS["everything"], "reference", probes=torch.ones(1, 16).double(), cu_seqlens=cu
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, UnsupportedCall
-from . import after, reference_backend, torch_backend, triton_backend
+from . import after, cpp_backend, reference_backend, torch_backend, triton_backend
 from .call import DeltaCall
 from .pieces import ChunkTable
 from .trajectory import Trajectory
@@ -112,8 +112,23 @@ class Triton:
         return triton_backend.Run(call).forward()
 
 
-BACKENDS: dict[str, Backend] = {"triton": Triton(), "torch": Torch(), "reference": Reference()}
-AUTO = ("triton", "torch")
+class Cpp:
+    """Blocks of tokens against a state that stays in the cache, on the CPU: `cpp_backend` and csrc/."""
+
+    name = "cpp"
+
+    def available(self, device: torch.device) -> str | None:
+        return cpp_backend.available(device)
+
+    def refuses(self, call: DeltaCall) -> list[str]:
+        return cpp_backend.refuses(call)
+
+    def forward(self, call: DeltaCall) -> Results:
+        return cpp_backend.forward(call)
+
+
+BACKENDS: dict[str, Backend] = {"triton": Triton(), "cpp": Cpp(), "torch": Torch(), "reference": Reference()}
+AUTO = ("triton", "cpp", "torch")
 """What `auto` tries, in order; the reference is for those who ask for it by name."""
 
 

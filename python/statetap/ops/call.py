@@ -25,6 +25,11 @@ class Wanted:
     probes: Tensor | None = None
     dtype: torch.dtype | None = None
 
+    @property
+    def looks(self) -> bool:
+        """Whether it wants anything of single states."""
+        return self.states is not None or self.norms or self.probes is not None
+
 
 @dataclass(frozen=True)
 class Writes:

@@ -87,18 +87,21 @@ def _bounds(cu_seqlens: Tensor, tokens: int) -> tuple[int, ...]:
     return checks.bounds(known[1], tokens)
 
 
-def _forward(*args: Any, buffers: dict[str, Tensor] | None = None) -> tuple[Tensor, ...]:
+def _forward(*args: Any) -> tuple[Tensor, ...]:
+    given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor)}
+    seen: set[int] = set()
+    return tuple(_own(x, given, seen) for x in _results_of(args))
+
+
+def _results_of(args: Sequence[Any], buffers: dict[str, Tensor] | None = None) -> tuple[Tensor, ...]:
+    """As the backend gives them, in the order of `FIELDS`."""
     call, name = _call(args)
     call = replace(call, buffers=buffers) if buffers else call
     with full_precision():
         results = backends.choose(name, call).forward(call)
     if call.wanted.trajectory:
-        results += backends.layout(call, call.table)
-    else:
-        results += (call.v.new_empty(0, dtype=torch.int64), call.v.new_empty(0, dtype=torch.bool))
-    given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor)}
-    seen: set[int] = set()
-    return tuple(_own(x, given, seen) for x in results)
+        return results + backends.layout(call, call.table)
+    return (*results, call.v.new_empty(0, dtype=torch.int64), call.v.new_empty(0, dtype=torch.bool))
 
 
 def followable(*args: Any) -> tuple[Tensor, ...]:
@@ -130,15 +133,17 @@ def _own(x: Tensor, given: set[int], seen: set[int]) -> Tensor:
 def _forward_out(*args: Any) -> tuple[Tensor, ...]:
     *args, names, out = args  # type: ignore[assignment]
     buffers = dict(zip(names, out))
-    results = dict(zip(FIELDS, _forward(*args, buffers=buffers)))
-    for name, buffer in zip(names, out):
+    results = dict(zip(FIELDS, _results_of(args, buffers)))
+    for name, buffer in buffers.items():
         result = results[name]
         checks.buffer(name, buffer, result.shape, result.dtype, result.device)
-    for name, buffer in zip(names, out):
+    for name, buffer in buffers.items():
         if results[name].data_ptr() != buffer.data_ptr():  # else the backend has written it there
             buffer.copy_(results[name])
         results[name] = buffer.new_empty(0)  # the caller has it
-    return tuple(results.values())
+    given = {x.untyped_storage().data_ptr() for x in (*args, *out) if isinstance(x, Tensor)}
+    seen: set[int] = set()
+    return tuple(_own(x, given, seen) for x in results.values())
 
 
 def _fake(*args: Any) -> tuple[Tensor, ...]:

@@ -7,10 +7,13 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 _SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 PATH = Path(__file__).with_name("libstatetap" + _SUFFIX)
+
+
+_ERRORS = {1: MemoryError}
 
 
 @lru_cache(maxsize=1)
@@ -28,7 +31,23 @@ def load() -> ctypes.CDLL | str:
         return f"{PATH.name} has ABI version {version}, this package needs {ABI_VERSION}: reinstall statetap"
     for name in ("statetap_instruction_set", "statetap_compiler"):
         getattr(library, name).restype = ctypes.c_char_p
+    library.statetap_gated_delta_rule.argtypes = (ctypes.c_char_p,)
+    library.statetap_gated_delta_rule.restype = ctypes.c_int32
+    library.statetap_huge_pages.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    library.statetap_huge_pages.restype = None
     return library
+
+
+def gated_delta_rule(packed: bytes) -> None:
+    """Run a packed `statetap_delta`. The interpreter's lock is released meanwhile."""
+    error = load().statetap_gated_delta_rule(packed)  # type: ignore[union-attr]
+    if error:
+        raise _ERRORS.get(error, RuntimeError)(f"the C++ kernel gave error {error}")
+
+
+def huge_pages(address: int, size: int) -> None:
+    """Ask for huge pages under memory that is about to be written for the first time."""
+    load().statetap_huge_pages(address, size)  # type: ignore[union-attr]
 
 
 def why_not() -> str | None:

@@ -9,6 +9,7 @@ chunks is a slice of the chunk axis, and a prefix of the sequences.
 from __future__ import annotations
 
 import itertools
+from array import array
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -158,6 +159,22 @@ class ChunkTable:
         place = torch.tensor([(c.row, column[n]) for n, c in enumerate(self.chunks)], dtype=torch.long).reshape(-1, 2)
         row, col = place.to(states.device).unbind(1)
         return states[row, col]
+
+    @cached_property
+    def by_sequence(self) -> tuple[array, array]:
+        """For the C++ kernels: (row, start, length, write, place among `by_row`) of each sequence's chunks in turn, and
+        the number of each sequence's first chunk."""
+        place = {n: row * self.width + i for row, chunks in enumerate(self.columns) for i, n in enumerate(chunks)}
+        sequences: list[list[int]] = [[] for _ in range(self.sequences)]
+        for n, chunk in enumerate(self.chunks):
+            sequences[chunk.sequence].append(n)
+        fields, first = array("q"), array("q", [0])
+        for numbers in sequences:
+            for n in numbers:
+                chunk = self.chunks[n]
+                fields.extend((chunk.row, chunk.start, chunk.length, chunk.write, place[n]))
+            first.append(first[-1] + len(numbers))
+        return fields, first
 
     @cached_property
     def starts(self) -> list[list[int]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from . import after, checks
+from . import after, checks, cpp_replay
 from .pieces import ChunkTable, chunk_table
 from .precision import exact
 
@@ -54,7 +54,7 @@ class Trajectory:
             tokens: None for all, "all", ints, a slice, or a bool mask `[B, T]`; negative ints count from the end.
             heads: value heads; default all.
         """
-        return after.states(self, tokens, heads)
+        return self._engine().states(self, tokens, heads)
 
     def state_after(self, token: int) -> Tensor:
         """The state after `token` (negative: from the end), `[B, Hv, K, V]`."""
@@ -63,12 +63,12 @@ class Trajectory:
     @exact
     def norms(self, heads: Sequence[int] | None = None) -> Tensor:
         """Frobenius norm of the state after every token, `[B, T, Hv]`; no state is formed for a decay per head."""
-        return after.norms(self, heads)
+        return self._engine().norms(self, heads)
 
     @exact
     def read(self, queries: Tensor) -> Tensor:
         """`S_t^T q_t` for queries `[B, T, Hk or Hv, K]` as the rule uses them (normalised, scaled): `[B, T, Hv, V]`."""
-        return after.read(self, self._checked(queries))
+        return self._engine().read(self, self._checked(queries))
 
     @exact
     def effective_attention(self, queries: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,6 +141,10 @@ class Trajectory:
         wanted = heads if given == heads else key_heads
         checks.tensor("queries", queries, (batch, tokens, wanted, key_dim), self.keys.device)
         return queries
+
+    def _engine(self) -> Any:
+        """What computes states, norms and reads: the C++ kernels where they can, else torch, which autograd follows."""
+        return cpp_replay if cpp_replay.takes(self) else after
 
     def _map(self, f: Any) -> Trajectory:
         own = {name: f(x) for name, x in self.fields().items() if name != "cu_seqlens"}
