@@ -51,6 +51,16 @@ PICKS = {
 }
 
 
+def test_gradients_of_what_a_trajectory_is_read_with():
+    a = cases.inputs(1, tokens=70, heads=4)
+    trajectory = gated_delta_rule(**a, taps=Taps(trajectory=True)).trajectory
+    queries = torch.randn(1, 70, 4, 16, requires_grad=True)
+    states = trajectory.states().detach()
+    weighted(trajectory.read(queries), 0).backward()
+    weighted(torch.einsum("bthkv,bthk->bthv", states, twin := queries.detach().requires_grad_()), 0).backward()
+    torch.testing.assert_close(queries.grad, twin.grad)
+
+
 @pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("pick", PICKS)
 def test_forward_mode(pick, channels):

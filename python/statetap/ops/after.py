@@ -12,7 +12,7 @@ from .call import Prepared, Writes
 from .checks import as_tokens, head_list, token_mask, token_positions
 from .pieces import ChunkTable
 from .reference import repeat_heads
-from .transforms import followed
+from .transforms import tracked
 
 if TYPE_CHECKING:
     from .trajectory import Trajectory
@@ -72,9 +72,8 @@ def _replay(t: Trajectory, flat: Tensor, heads: list[int] | None, dtype: torch.d
     table = t.table()
     entering = _entering(t, table)
     everything = table.plain and len(flat) == table.batch * table.tokens
-    fields = t.fields().values()
-    tracked = followed(fields) or (torch.is_grad_enabled() and any(x.requires_grad for x in fields))
-    if everything and len(flat) and not tracked and dtype == entering.dtype and (out is None or out.dtype == dtype):
+    alone = everything and len(flat) and not tracked(t.fields().values())
+    if alone and dtype == entering.dtype and (out is None or out.dtype == dtype):
         return _replay_all(t, table, entering, heads, out)
     if not len(flat):
         return entering.new_zeros((0, *_of_heads(entering, heads).shape[1:]), dtype=dtype)

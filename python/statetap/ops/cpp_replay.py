@@ -9,27 +9,27 @@ from torch import Tensor
 
 from . import cpp_backend
 from .call import Wanted
-from .checks import head_list, token_mask, token_positions
+from .checks import as_tokens, head_list, token_mask, token_positions
 from .reference import repeat_heads
+from .transforms import tracked
 
 if TYPE_CHECKING:
     from .trajectory import Trajectory
 
 
-def takes(t: Trajectory) -> bool:
-    """Whether the kernels can replay `t`: on the CPU, with nothing for autograd to follow."""
+def takes(t: Trajectory, *others: Any) -> bool:
+    """Whether the kernels can replay `t`, read with `others`: on the CPU, with nothing for autograd to follow."""
     if torch.compiler.is_compiling() or cpp_backend.available(t.updates.device):
         return False
-    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in t.fields().values())
-    return (
-        not tracked and t.decays.dtype in (torch.float32, torch.float64) and t.keys.shape[3] <= cpp_backend.MAX_KEY_DIM
-    )
+    fits = t.decays.dtype in (torch.float32, torch.float64) and t.keys.shape[3] <= cpp_backend.MAX_KEY_DIM
+    return fits and not tracked((*t.fields().values(), *others))
 
 
 def states(t: Trajectory, tokens: Any = None, heads: Sequence[int] | None = None) -> Tensor:
     """As `after.states`."""
     batch, length, all_heads = t.betas.shape
     chosen = None if heads is None else head_list(heads, all_heads)
+    tokens = as_tokens(tokens)
     mask = token_mask(tokens, batch, length)
     if mask is not None:
         return _states(t, Wanted(states="mask", mask=mask), chosen)

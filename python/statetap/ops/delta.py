@@ -13,7 +13,7 @@ from .backends import by_name
 from .library import FIELDS, followable
 from .taps import RecurrenceOutput, StateWrite, Taps
 from .trajectory import Trajectory
-from .transforms import followed
+from .transforms import followed, tracked
 
 _TRAJECTORY = ("chunk_states", "keys", "updates", "decays", "betas", "chunk_starts", "written")
 
@@ -207,7 +207,7 @@ def _filled(out: Any, args: tuple, taps: Taps) -> dict[str, Tensor]:
             raise ArgumentError(f"out: {name!r} is not a field; fields: {', '.join(FIELDS)}")
         if name not in wanted:
             raise ArgumentError(f"out[{name!r}]: this call does not give it; ask for it in Taps")
-    if followed(args) or (torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)):
+    if tracked(args):
         raise ArgumentError("out: cannot be filled while gradients are recorded; use torch.no_grad()")
     checks.buffers(out)
     results = dict(zip(FIELDS, torch.ops.statetap.gated_delta_rule_out(*args, list(out), list(out.values()))))

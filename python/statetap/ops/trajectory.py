@@ -68,7 +68,7 @@ class Trajectory:
     @exact
     def read(self, queries: Tensor) -> Tensor:
         """`S_t^T q_t` for queries `[B, T, Hk or Hv, K]` as the rule uses them (normalised, scaled): `[B, T, Hv, V]`."""
-        return self._engine().read(self, self._checked(queries))
+        return self._engine(queries).read(self, self._checked(queries))
 
     @exact
     def effective_attention(self, queries: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,9 +142,9 @@ class Trajectory:
         checks.tensor("queries", queries, (batch, tokens, wanted, key_dim), self.keys.device)
         return queries
 
-    def _engine(self) -> Any:
+    def _engine(self, *others: Any) -> Any:
         """What computes states, norms and reads: the C++ kernels where they can, else torch, which autograd follows."""
-        return cpp_replay if cpp_replay.takes(self) else after
+        return cpp_replay if cpp_replay.takes(self, *others) else after
 
     def _map(self, f: Any) -> Trajectory:
         own = {name: f(x) for name, x in self.fields().items() if name != "cu_seqlens"}

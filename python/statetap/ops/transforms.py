@@ -17,3 +17,10 @@ def followed(values: Iterable[Any]) -> bool:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return any(torch._C._functorch.is_gradtrackingtensor(x) for x in tensors)
     return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+def tracked(values: Iterable[Any]) -> bool:
+    """Whether torch differentiates by one of these tensors, in whatever way."""
+    values = list(values)
+    recorded = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in values)
+    return recorded or followed(values)
