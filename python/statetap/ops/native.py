@@ -20,6 +20,9 @@ _ERRORS = {1: MemoryError}
 def load() -> ctypes.CDLL | str:
     """The library, or in one line why there is none."""
     if not PATH.exists():
+        source = PATH.parents[3] / "setup.py"
+        if source.exists():  # a source tree
+            return f"{PATH.name} was not built: run `pip install -e {source.parent}` with a C++ compiler at hand"
         return f"{PATH.name} is not in {PATH.parent}: the package was built without a C++ compiler; reinstall with one"
     try:
         library = ctypes.CDLL(str(PATH))
