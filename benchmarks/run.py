@@ -58,13 +58,13 @@ def main() -> int:
         )
         return 2
     if options.list:
-        print("\n".join(f"{case.name:16} {case.what}" for case in CASES))
+        print("\n".join(f"{case.name:21} {case.what}" for case in CASES))
         return 0
     if options.peak:
         print(peak_bytes(chosen[0], options.peak))
         return 0
     print(f"{machine()}; {options.threads} threads; torch {version('torch')}, transformers {version('transformers')}\n")
-    print(f"{'case':16} {'ratio':>7} {'quartiles':>15} {'target':>8}  {'ours ms':>9} {'other ms':>9}  what")
+    print(f"{'case':21} {'ratio':>7} {'quartiles':>15} {'target':>8}  {'ours ms':>9} {'other ms':>9}  what")
     rows = [measure(case, options.threads) for case in chosen]
     save([row for row in rows if row is not None])
     return int(any(row is None for row in rows))
@@ -76,14 +76,14 @@ def measure(case: Case, threads: int) -> dict | None:
         ours, other, agree = case.prepare()
         off = agree()
         if not off <= AGREE:
-            print(f"{case.name:16} the results disagree by {off:.1e}: no speed is printed")
+            print(f"{case.name:21} the results disagree by {off:.1e}: no speed is printed")
             return None
         ratios, mine, theirs = memory(case) if case.kind == "memory" else times(case, ours, other)
     low, middle, high = quartiles(ratios)
     met = middle <= case.target if case.kind == "cost" else middle >= case.target
     sign, unit = ("<=" if case.kind == "cost" else ">="), ("MB" if case.kind == "memory" else "  ")
     print(
-        f"{case.name:16} {middle:7.2f} {f'{low:.2f} - {high:.2f}':>15} {sign}{case.target:5.2f} {'' if met else '!'}"
+        f"{case.name:21} {middle:7.2f} {f'{low:.2f} - {high:.2f}':>15} {sign}{case.target:5.2f} {'' if met else '!'}"
         f" {mine:9.2f} {theirs:9.2f} {unit} {case.what}",
         flush=True,
     )

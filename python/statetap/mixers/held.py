@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .. import ops
 from ..errors import ArgumentError, Error
-from .layouts import DeltaRuleCall
 from .packing import has_values
+from .rules import DeltaRuleCall
 from .slots import Result, Snapshot, copy_of, ordinary
 
 DEFAULT = "default"  # the backend that is the modeling file's own kernel

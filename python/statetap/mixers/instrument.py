@@ -19,7 +19,7 @@ from . import binding, current, packing, routing
 from .attention import AttentionCall
 from .call import MixerCall
 from .held import HeldCall
-from .layouts import RULES
+from .rules import RULES
 from .spec import MixerSpec
 
 Observer = Callable[[Any], None]

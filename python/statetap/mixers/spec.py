@@ -14,7 +14,7 @@ class MixerSpec:
         mixer: the mixer's class in that module.
         kernels: every kernel name that the mixer's forward can call.
         convolutions: the short convolutions that it calls in front of them.
-        rule: how these kernels' arguments are read: a key of `layouts.RULES`.
+        rule: how these kernels' arguments are read: a key of `rules.RULES`.
         attention: the softmax attention's class in that module, or None.
         attention_kernel: the name of its eager kernel there.
         versions: the transformers versions this was tried with, for messages.

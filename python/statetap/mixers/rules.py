@@ -1,4 +1,4 @@
-"""Kernel arguments in the package's standard names and layouts, one class for each kind of kernel.
+"""The kernels that mixers call, one class for each rule: read in the standard names and layouts, run, handed back.
 
 Standard is tokens second, heads third: queries and keys `[B, T, H, K]`, values `[B, T, H, V]`, decays
 `[B, T, H]` (or `[B, T, H, K]`) as logs, betas `[B, T, H]`, states `[B, H, K, V]`; `H` the value heads.
