@@ -212,7 +212,7 @@ CHANGES = [
     ({"limit": 3}, "limit: was None, now 3"),
     ({"special_tokens": False}, "special_tokens: was True, now False"),
     ({"shard_bytes": 10_000}, "shard_bytes: was 1073741824, now 10000"),
-    ({"backend": "reference"}, "kernels: was torch, now reference"),
+    ({"backend": "reference"}, ", now reference)"),
     ({"revision": "other"}, "model.revision: was None, now other"),
     ({"on_error": "raise"}, "on_error: was skip, now raise"),
 ]
