@@ -125,16 +125,16 @@ inline __attribute__((noinline)) void run_block(const statetap_delta &c, Scratch
   write_state<T, R, N>(s.put + at, s.total + first / BLOCK * PITCH, u, s.width, from, from_pitch, to, to_pitch, K);
 }
 
-// The chunk's tokens through the whole state, a tile of it after the other. Meanwhile the rows that the next chunk reads, far
-// apart in memory, come into the cache.
+// The chunk's tokens through the whole state, a tile of it after the other. Meanwhile the rows that are read next, far apart
+// in memory, come into the cache.
 template <class T>
-inline void run_chunk(const statetap_delta &c, const Item &item, Scratch<T> &s, int64_t length, const statetap_chunk *next) {
+inline void run_chunk(const statetap_delta &c, Scratch<T> &s, int64_t length, const Item &next_item, const statetap_chunk *next) {
   const int64_t steps = s.width / COLUMNS<T> * ((length + BLOCK - 1) / BLOCK);
   int64_t step = 0;
   for (int64_t column = 0; column < s.width; column += COLUMNS<T>) {
     T *tile = s.state + column * c.key_dim;
     for (int64_t first = 0; first < length; first += BLOCK, ++step) {
-      if (next) fetch_rows(c, item, *next, next->length * step / steps, next->length * (step + 1) / steps);
+      if (next) fetch_rows(c, next_item, *next, next->length * step / steps, next->length * (step + 1) / steps);
       run_block<T, BLOCK, TILE>(c, s, first, least(BLOCK, length - first), column, tile, COLUMNS<T>, tile, COLUMNS<T>);
     }
   }

@@ -21,7 +21,7 @@ constexpr int COLUMNS = TILE * lanes<T>;
 INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// One piece of work: the columns from `begin` to `end` of one head's state, through one sequence.
+// What is worked on: the columns from `begin` to `end` of one head's state, in one sequence.
 struct Item {
   int64_t sequence, head, begin, end;
   int64_t columns() const { return end - begin; }
@@ -38,7 +38,7 @@ struct Scratch {
   T *kk, *qk;              // [BLOCKS, BLOCK, BLOCK] products of rows with earlier keys, decays between them folded in
   T *beta;                 // [CHUNK]
   T *v, *u, *m, *o;        // [CHUNK, width] values, updates, what the key found before its write, outputs
-  T *state;                // [width / COLUMNS, K, COLUMNS] tiles
+  T *states, *state;       // [heads, width / COLUMNS, K, COLUMNS] tiles; those of the head that is worked on
   T *rows, *walked;        // [K, width] the state as it is stored; one that is taken from token to token
   T *probe, *found;        // [P, K], [P, width]
   int64_t width;
@@ -65,7 +65,7 @@ class Buffer {
 
 // False if there is not enough memory.
 template <class T>
-inline bool allocate(const statetap_delta &c, int64_t columns, Scratch<T> &s) {
+inline bool allocate(const statetap_delta &c, int64_t heads, int64_t columns, Scratch<T> &s) {
   static thread_local Buffer buffer;
   s.width = round_up(columns, COLUMNS<T>);
   const int64_t probes = round_up(c.probe_count, 4), keys = CHUNK * PITCH, values = CHUNK * s.width;
@@ -79,7 +79,7 @@ inline bool allocate(const statetap_delta &c, int64_t columns, Scratch<T> &s) {
                {&s.kk, CHUNK * BLOCK}, {&s.qk, CHUNK * BLOCK},
                {&s.beta, CHUNK},       {&s.v, values},
                {&s.u, values},         {&s.m, values},
-               {&s.o, values},         {&s.state, c.key_dim * s.width},
+               {&s.o, values},         {&s.states, heads * c.key_dim * s.width},
                {&s.rows, c.key_dim * s.width},
                {&s.walked, c.reads ? c.key_dim * s.width : 0},
                {&s.probe, probes * PITCH},
@@ -136,7 +136,7 @@ INLINE void fetch_row(const statetap_input &x, int64_t b, int64_t t, int64_t h, 
   constexpr int64_t size[] = {4, 8, 2, 2};
   const int64_t bytes = size[x.dtype];
   const char *at = (const char *)x.data + (b * x.stride[0] + t * x.stride[1] + h * x.stride[2] + from * x.stride[3]) * bytes;
-  for (int64_t line = 0; line < count * bytes; line += 64) __builtin_prefetch(at + line, 0, 2);
+  for (int64_t line = 0; line < count * bytes; line += 64) __builtin_prefetch(at + line, 0, FETCH);
 }
 
 // Ask for what `read_chunk` will read of some tokens: a hint, which no address makes wrong.

@@ -1,4 +1,5 @@
-// The gated delta rule and Kimi's: one head's state through one sequence, chunk by chunk. Built once for each instruction set.
+// The gated delta rule and Kimi's: the states of some heads through one sequence, chunk by chunk. Built once for each
+// instruction set.
 #include <atomic>
 
 #include "taps.h"
@@ -11,25 +12,30 @@ namespace {
 template <class T>
 struct Run {
   const statetap_delta &c;
-  const Item &item;
+  Item item;
   Scratch<T> &s;
   const bool taps = c.states || c.norms || c.reads;
 
-  void sequence() {
+  // Chunk by chunk, and in each the heads one after the other: their rows lie side by side, on the same pages.
+  void heads(int64_t count) {
     const statetap_chunk *chunk = c.chunks + c.first[item.sequence], *end = c.chunks + c.first[item.sequence + 1];
-    if (end - chunk == 1 && is_step(*chunk)) return step(*chunk);
-    if (chunk == end && !c.replay) take_initial(), rows_to_tiles(c, s);
-    for (bool first = true; chunk < end; ++chunk, first = false) {
-      enter(*chunk, first);
-      if (chunk->length) run(*chunk, chunk + 1 < end ? chunk + 1 : nullptr);
-    }
-    if (!c.replay) {
-      tiles_to_rows(c, s);
-      write_rows(c, item, s, c.final_state, c.computed, state_at(item.sequence));
-    } else if (end > c.chunks + c.first[item.sequence] && taps) {
-      take(c.final_state, c.computed, state_at(item.sequence), c.value_dim, 1);
-      give_entering(c, item, end[-1].row, end[-1].start + end[-1].length - 1, s, false);
-    }
+    const int64_t head = item.head;
+    auto each = [&](auto work) {
+      for (int64_t n = 0; n < count; ++n) item.head = head + n, s.state = s.states + n * c.key_dim * s.width, work();
+    };
+    auto next = [&] {
+      Item after = item;
+      after.head = item.head + 1 < head + count ? item.head + 1 : head;
+      return after;
+    };
+    if (end - chunk == 1 && is_step(*chunk)) return each([&] { step(*chunk); });
+    if (chunk == end && !c.replay) each([&] { take_initial(), rows_to_tiles(c, s); });
+    for (bool first = true; chunk < end; ++chunk, first = false)
+      each([&] {
+        enter(*chunk, first);
+        if (chunk->length) run(*chunk, next(), item.head + 1 < head + count ? chunk : chunk + 1 < end ? chunk + 1 : nullptr);
+      });
+    each([&] { leave(end); });
   }
 
  private:
@@ -68,10 +74,20 @@ struct Run {
     if (c.chunk_states && !c.replay) write_rows(c, item, s, c.chunk_states, c.store_dtype, state_at(chunk.slot));
   }
 
-  void run(const statetap_chunk &chunk, const statetap_chunk *next) {
+  void leave(const statetap_chunk *end) {
+    if (!c.replay) {
+      tiles_to_rows(c, s);
+      write_rows(c, item, s, c.final_state, c.computed, state_at(item.sequence));
+    } else if (end > c.chunks + c.first[item.sequence] && taps) {
+      take(c.final_state, c.computed, state_at(item.sequence), c.value_dim, 1);
+      give_entering(c, item, end[-1].row, end[-1].start + end[-1].length - 1, s, false);
+    }
+  }
+
+  void run(const statetap_chunk &chunk, const Item &next_item, const statetap_chunk *next) {
     if (c.norms) s.square = square_of(s.state, c.key_dim * s.width);
     prepare(c, item, chunk, s);
-    run_chunk(c, item, s, chunk.length, next);
+    run_chunk(c, s, chunk.length, next_item, next);
     write_tokens(chunk);
     if (taps) give_taps(c, item, chunk, s);
   }
@@ -108,38 +124,49 @@ struct Run {
 
 struct Work {
   const statetap_delta &call;
-  int64_t pieces, columns;  // of a head's value columns
+  int64_t heads;             // of a piece of work
+  int64_t columns;           // of a piece of work
+  int64_t groups, slabs;     // pieces a sequence has along its heads, and along their value columns
   std::atomic<bool> no_memory{false};
 };
 
-// A head is cut along its value columns, which do not meet, only where there are fewer heads than threads.
+INLINE int64_t pieces(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+
+// Heads are cut as evenly as the threads need, no more than eight together, whose states stay in the second cache. They are cut
+// along their value columns, which do not meet, only where there are fewer heads than threads.
 template <class T>
-int64_t columns_of_a_piece(const statetap_delta &c) {
-  const int64_t whole = round_up(c.value_dim, COLUMNS<T>), items = c.sequences * c.heads;
-  if (c.norms || items >= c.threads || items == 0) return whole;
-  const int64_t pieces = least((c.threads + items - 1) / items, whole / COLUMNS<T>);
-  return round_up((whole + pieces - 1) / pieces, COLUMNS<T>);
+void divide(const statetap_delta &c, Work &work) {
+  const int64_t items = c.sequences * c.heads, whole = round_up(c.value_dim, COLUMNS<T>);
+  int64_t least_rounds = INT64_MAX;
+  for (int64_t heads = least(8, c.heads); heads > 0; --heads) {
+    const int64_t rounds = pieces(c.sequences * pieces(c.heads, heads), c.threads) * heads;
+    if (rounds < least_rounds) least_rounds = rounds, work.heads = heads;
+  }
+  work.columns = whole;
+  if (items < c.threads && items > 0 && !c.norms)
+    work.columns = round_up(pieces(whole, least(pieces(c.threads, items), whole / COLUMNS<T>)), COLUMNS<T>);
+  work.groups = pieces(c.heads, work.heads), work.slabs = pieces(c.value_dim, work.columns);
 }
 
 template <class T>
-void run_item(const void *context, int64_t n) {
+void run_piece(const void *context, int64_t n) {
   Work &work = *(Work *)context;
   const statetap_delta &c = work.call;
-  const int64_t begin = n % work.pieces * work.columns, whole = n / work.pieces;
-  const Item item{whole / c.heads, whole % c.heads, begin, least(begin + work.columns, c.value_dim)};
+  const int64_t begin = n % work.slabs * work.columns, head = n / work.slabs % work.groups * work.heads;
+  const Item item{n / work.slabs / work.groups, head, begin, least(begin + work.columns, c.value_dim)};
   NoSubnormals guard;
   Scratch<T> scratch;
-  if (allocate(c, item.columns(), scratch))
-    Run<T>{c, item, scratch}.sequence();
+  if (allocate(c, work.heads, item.columns(), scratch))
+    Run<T>{c, item, scratch}.heads(least(work.heads, c.heads - head));
   else
     work.no_memory = true;
 }
 
 template <class T>
 int32_t run(const statetap_delta &c) {
-  const int64_t columns = columns_of_a_piece<T>(c), pieces = (c.value_dim + columns - 1) / columns;
-  Work work{c, pieces, columns};
-  parallel(c.threads, c.sequences * c.heads * pieces, run_item<T>, &work);
+  Work work{c, 1, 0, 0, 0};
+  divide<T>(c, work);
+  parallel(c.threads, c.sequences * work.groups * work.slabs, run_piece<T>, &work);
   return work.no_memory ? STATETAP_NO_MEMORY : STATETAP_OK;
 }
 
