@@ -14,6 +14,7 @@ constexpr int BLOCKS = CHUNK / BLOCK;
 constexpr int MAX_KEY_DIM = 256;
 constexpr int PITCH = MAX_KEY_DIM + 16;  // of rows over key channels; off the powers of two, so that rows share no cache set
 constexpr int TILE = 2;             // vectors of value columns that a block's products hold in registers
+constexpr int FETCH = 2;            // where rows that are read soon are asked into: the second cache
 
 template <class T>
 constexpr int COLUMNS = TILE * lanes<T>;
