@@ -1,5 +1,8 @@
 #include "statetap.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "kernels.h"
 #include "threads.h"
 
@@ -12,7 +15,7 @@ namespace {
 enum class Level { baseline, avx2, avx512 };
 
 // What the kernels of each level need, checked at run time: one build serves every x86-64 machine.
-Level level() {
+Level widest() {
 #if defined(STATETAP_X86)
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Level::baseline;
@@ -24,7 +27,16 @@ Level level() {
 #endif
 }
 
-const Level found = level();
+// STATETAP_INSTRUCTION_SET asks for a narrower one (for tests). What the machine lacks is never taken; the loader complains.
+Level chosen() {
+  const Level most = widest();
+  const char *name = getenv("STATETAP_INSTRUCTION_SET");
+  if (name && !strcmp(name, "baseline")) return Level::baseline;
+  if (name && !strcmp(name, "avx2") && most >= Level::avx2) return Level::avx2;
+  return most;
+}
+
+const Level found = chosen();
 
 bool fits(const statetap_delta &c) {
   const bool dtype = c.computed == STATETAP_FLOAT32 || c.computed == STATETAP_FLOAT64;

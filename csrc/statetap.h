@@ -74,7 +74,8 @@ STATETAP_API void statetap_huge_pages(void *data, int64_t bytes);
 // The version this library was built with.
 STATETAP_API int32_t statetap_abi_version(void);
 
-// The widest instruction set that this machine and this build can use: "avx512", "avx2", "neon" or "baseline".
+// The instruction set that is used, "avx512", "avx2", "neon" or "baseline": the widest that this machine and this build have,
+// or the one that the environment variable STATETAP_INSTRUCTION_SET asked for when the library was loaded.
 STATETAP_API const char *statetap_instruction_set(void);
 
 // The compiler that built the library, as it names itself.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 ABI_VERSION = 2
 
 _SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
-PATH = Path(__file__).with_name("libstatetap" + _SUFFIX)
-
+_OWN = Path(__file__).with_name("libstatetap" + _SUFFIX)
+PATH = Path(os.environ.get("STATETAP_LIBRARY") or _OWN)  # the variable: an instrumented build, under test
+LEVELS = ("avx512", "avx2", "neon", "baseline")
 
 _ERRORS = {1: MemoryError}
 
@@ -20,10 +22,7 @@ _ERRORS = {1: MemoryError}
 def load() -> ctypes.CDLL | str:
     """The library, or in one line why there is none."""
     if not PATH.exists():
-        source = PATH.parents[3] / "setup.py"
-        if source.exists():  # a source tree
-            return f"{PATH.name} was not built: run `pip install -e {source.parent}` with a C++ compiler at hand"
-        return f"{PATH.name} is not in {PATH.parent}: the package was built without a C++ compiler; reinstall with one"
+        return f"{PATH.name} is not in {PATH.parent}: {_never_built()}"
     try:
         library = ctypes.CDLL(str(PATH))
         library.statetap_abi_version.restype = ctypes.c_int32
@@ -34,11 +33,23 @@ def load() -> ctypes.CDLL | str:
         return f"{PATH.name} has ABI version {version}, this package needs {ABI_VERSION}: reinstall statetap"
     for name in ("statetap_instruction_set", "statetap_compiler"):
         getattr(library, name).restype = ctypes.c_char_p
+    forced, found = os.environ.get("STATETAP_INSTRUCTION_SET"), library.statetap_instruction_set().decode()
+    if forced and forced not in LEVELS:
+        return f"STATETAP_INSTRUCTION_SET: got {forced!r}, needs one of {', '.join(LEVELS)}"
+    if forced and forced != found:
+        return f"STATETAP_INSTRUCTION_SET: got {forced!r}, and this machine or build has {found} at most"
     library.statetap_gated_delta_rule.argtypes = (ctypes.c_char_p,)
     library.statetap_gated_delta_rule.restype = ctypes.c_int32
     library.statetap_huge_pages.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     library.statetap_huge_pages.restype = None
     return library
+
+
+def _never_built() -> str:
+    """Why a library is missing: a source tree has a setup.py to build it with, an installed package has not."""
+    if (PATH.parents[3] / "setup.py").exists() and (PATH.parents[3] / "csrc").exists():
+        return f"not built; run `python setup.py build_ext --inplace` in {PATH.parents[3]}"
+    return "the package was built without a C++ compiler; reinstall with one"
 
 
 def gated_delta_rule(packed: bytes) -> None:
