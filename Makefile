@@ -10,7 +10,7 @@ TRITONS ?= 3.6.0 3.9.0
 GPU_PYTHON ?= python3
 TESTS ?= tests
 
-.PHONY: env demo test test-new test-old kernels-check test-gpu bench-gpu lint bench docs wheel clean
+.PHONY: env demo test test-new test-old kernels-check test-gpu bench-gpu lint bench bench-all sanitize docs wheel clean
 
 env: $(VENV)/.made
 
@@ -61,8 +61,26 @@ lint: env
 	$(RUN)/mypy
 	$(RUN)/lint-imports --no-cache
 
-bench: env
+bench: env  ## the C++ kernels beside transformers', the short table
+	$(RUN)/python benchmarks/run.py cpp cpp-floor cpp-kimi cpp-decode cpp-trajectory cpp-norms cpp-probes
+
+bench-all: env  ## every case
 	$(RUN)/python benchmarks/run.py
+
+# An instrumented build of csrc/, loaded in place of the package's own. Leaks are not looked for: Python's and torch's would drown ours.
+build/%/statetap/ops/libstatetap.so: setup.py $(wildcard csrc/*.cpp csrc/*.h) | $(VENV)/.made
+	CXXFLAGS="$(FLAGS) -fno-omit-frame-pointer" LDFLAGS="$(FLAGS)" STATETAP_REQUIRE_CPP=1 $(RUN)/python setup.py -q build_ext \
+	  --build-lib build/$* --build-temp build/$*-objects
+
+sanitize: env  ## the ops' tests under ASan and UBSan, those of threads under TSan
+	$(MAKE) FLAGS="-fsanitize=address,undefined" build/asan/statetap/ops/libstatetap.so
+	STATETAP_LIBRARY=build/asan/statetap/ops/libstatetap.so ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
+	  $(RUN)/python -m pytest tests/ops -k "not torch" $(SANITIZED)
+	$(MAKE) FLAGS="-fsanitize=thread" build/tsan/statetap/ops/libstatetap.so
+	STATETAP_LIBRARY=build/tsan/statetap/ops/libstatetap.so OMP_NUM_THREADS=1 TSAN_OPTIONS=halt_on_error=1 \
+	  LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
+	  $(RUN)/python -m pytest tests/ops/test_native.py -k "threads"
 
 $(VENV)/.docs: $(VENV)/.made
 	$(PIP) -e ".[docs]"

@@ -52,7 +52,7 @@ def inputs() -> dict[str, torch.Tensor]:
     )
 
 
-def ours(gate: str = "g", tokens: int = TOKENS, backend: str = "cpp", **kw) -> Callable:
+def ours(gate: str = "g", tokens: int = TOKENS, backend: str = "torch", **kw) -> Callable:
     """Our op on the first `tokens` of the inputs."""
     a = inputs()
     args = [a[x][:, :tokens] for x in ("q", "k", "v", gate, "beta")]
@@ -77,53 +77,65 @@ def outputs_agree(left: Callable, right: Callable) -> Callable[[], float]:
 
 
 def against(
-    module: str, name: str, gate: str = "g", tokens: int = TOKENS, state: bool = False, backend: str = "cpp"
+    module: str, name: str, gate: str = "g", tokens: int = TOKENS, state: bool = False, backend: str = "torch"
 ) -> Callable:
     def prepare():
         extra = dict(initial_state=inputs()["state"]) if state else {}
-        left = ours(gate, tokens, backend, **extra)
-        right = transformers_kernel(module, name, gate, tokens, **extra)
+        left, right = ours(gate, tokens, backend, **extra), transformers_kernel(module, name, gate, tokens, **extra)
         return left, right, outputs_agree(left, right)
 
     return prepare
 
 
-def tapped(taps: Taps, gate: str = "g", backend: str = "cpp") -> Callable:
+def tapped(taps: Taps, gate: str = "g", backend: str = "torch") -> Callable:
     def prepare():
         left, right = ours(gate, backend=backend, taps=taps), ours(gate, backend=backend)
-        return left, right, outputs_agree(left, right)
+        same, judge = outputs_agree(left, right), ours(gate, backend="torch", taps=taps)
+
+        def agree() -> float:
+            found, want = left(), judge()
+            parts = [(found.norms, want.norms, 2), (found.reads, want.reads, 2)]
+            if taps.trajectory:
+                parts.append((found.trajectory.chunk_states, want.trajectory.chunk_states, 2))
+            return max(same(), *(error(a, b, head) for a, b, head in parts if a is not None))
+
+        return left, right, agree
 
     return prepare
 
 
-def probes(count: int = 8) -> torch.Tensor:
-    return torch.randn(count, KEY_DIM, generator=torch.Generator().manual_seed(1))
+def probes() -> torch.Tensor:
+    return torch.randn(8, KEY_DIM, generator=torch.Generator().manual_seed(1))
 
 
-def over_the_floor():
-    """Ours, over a matrix product of as many multiply-adds as the loop over tokens has: three a state element and token."""
-    size = 1024
-    count = 3 * BATCH * TOKENS * HEADS * KEY_DIM * VALUE_DIM
-    left, right = torch.randn(count // size**2, size), torch.randn(size, size)
-    run = ours()
-    return run, lambda: left @ right, outputs_agree(run, ours(backend="torch"))
-
-
-def states_over_filling():
-    """Every state into a buffer that is used again, over the plain call and 1.3 times filling that buffer."""
-    buffer = torch.empty(BATCH, TOKENS, HEADS, KEY_DIM, VALUE_DIM)
-    left, plain = ours(taps=Taps(states="all", out={"states": buffer})), ours()
+def states_into_a_buffer():
+    """Every state into a buffer that is used again, over the plain call and 1.3 times the fill of as many bytes."""
+    buffer = torch.zeros(BATCH, TOKENS, HEADS, KEY_DIM, VALUE_DIM)
+    left = ours(backend="cpp", taps=Taps(states="all", out={"states": buffer}))
+    plain = ours(backend="cpp")
 
     def right():
         result = plain()
         buffer.fill_(1.0)
-        buffer[:, : TOKENS * 3 // 10].fill_(1.0)
+        buffer[:, : 3 * TOKENS // 10].fill_(1.0)
         return result
 
-    return left, right, outputs_agree(left, right)
+    def agree() -> float:
+        want, found = right(), left()
+        state = error(found.states[:, -1], want.final_state, 1)
+        return max(error(found.outputs, want.outputs, 2), state)
+
+    return left, right, agree
 
 
-def all_states_against_the_token_loop():
+def the_product():
+    """The forward, over a matrix product of as many multiply-adds: 3 an element of the state and token."""
+    left = ours(backend="cpp")
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 3 * BATCH * TOKENS * HEADS * KEY_DIM * VALUE_DIM // 1024**2)
+    return left, lambda: a @ b, outputs_agree(left, ours(backend="torch"))
+
+
+def all_states_against_the_token_loop(backend: str = "torch"):
     """Every state: ours into fresh memory, against a loop over transformers' decode kernel that keeps each state."""
     from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule as kernel
 
@@ -147,7 +159,7 @@ def all_states_against_the_token_loop():
             states.append(state)
         return torch.cat(out, 1), torch.stack(states, 1)
 
-    left = ours(taps=Taps(states="all"))
+    left = ours(backend=backend, taps=Taps(states="all"))
 
     def agree():
         result, (out, states) = left(), loop()
@@ -218,39 +230,65 @@ CHUNK = ("qwen3_5", "torch_chunk_gated_delta_rule")
 STEP = ("qwen3_5", "torch_recurrent_gated_delta_rule")
 KIMI = ("kimi_linear", "chunk_kimi_delta_attention")
 
-TRAJECTORY = Taps(trajectory=True)
+CPP = [
+    Case("cpp", "cpp against transformers' chunk kernel", against(*CHUNK, backend="cpp"), 6.0, rounds=30),
+    Case("cpp-floor", "cpp over a matrix product of as many multiply-adds", the_product, 1.3, "cost", 60),
+    Case(
+        "cpp-kimi",
+        "cpp against transformers' Kimi chunk kernel",
+        against(*KIMI, gate="gk", backend="cpp"),
+        60.0,
+        rounds=4,
+    ),
+    Case(
+        "cpp-decode",
+        "one token, cpp against transformers' decode kernel",
+        against(*STEP, tokens=1, state=True, backend="cpp"),
+        5.0,
+        rounds=1000,
+    ),
+    Case(
+        "cpp-trajectory",
+        "cpp with trajectory over plain",
+        tapped(Taps(trajectory=True), backend="cpp"),
+        1.15,
+        "cost",
+        60,
+    ),
+    Case("cpp-norms", "cpp with norms over plain", tapped(Taps(norms=True), backend="cpp"), 1.5, "cost", 60),
+    Case("cpp-probes", "cpp with 8 probes over plain", tapped(Taps(probes=probes()), backend="cpp"), 1.5, "cost", 60),
+    Case(
+        "cpp-buffer",
+        "cpp, every state into a buffer, over plain and 1.3 fills of it",
+        states_into_a_buffer,
+        1.0,
+        "cost",
+    ),
+    Case(
+        "cpp-states",
+        "cpp, every state, fresh memory, against a loop that keeps every state",
+        lambda: all_states_against_the_token_loop("cpp"),
+        8.0,
+        rounds=3,
+    ),
+]
 
 CASES = [
-    Case("forward", "C++ against transformers' chunk kernel", against(*CHUNK), 6.0),
-    Case("floor", "C++ over a matrix product of as many multiply-adds", over_the_floor, 1.3, "cost"),
-    Case("kimi", "C++ against transformers' Kimi chunk kernel", against(*KIMI, gate="gk"), 60.0, rounds=3),
-    Case("trajectory", "C++ with trajectory over plain", tapped(TRAJECTORY), 1.15, "cost"),
-    Case("norms", "C++ with norms over plain", tapped(Taps(norms=True)), 1.5, "cost"),
-    Case("probes", "C++ with 8 probes over plain", tapped(Taps(probes=probes())), 1.5, "cost"),
+    *CPP,
+    Case("forward", "torch backend against transformers' chunk kernel", against(*CHUNK), 1.0),
+    Case("kimi", "torch backend against transformers' Kimi chunk kernel", against(*KIMI, gate="gk"), 8.0, rounds=4),
+    Case("kimi-memory", "peak memory of the same", against(*KIMI, gate="gk"), 10.0, "memory"),
+    Case("trajectory", "with trajectory over plain", tapped(Taps(trajectory=True)), 1.1, "cost"),
+    Case("kimi-trajectory", "Kimi with trajectory over plain", tapped(Taps(trajectory=True), "gk"), 1.1, "cost", 9),
     Case(
-        "states-buffer", "every state into a buffer, over plain and 1.3 fillings", states_over_filling, 1.0, "cost", 7
+        "decode", "one token against transformers' decode kernel", against(*STEP, tokens=1, state=True), 0.7, rounds=300
     ),
     Case(
         "states",
         "every state, fresh memory, against a loop that keeps every state",
         all_states_against_the_token_loop,
-        8.0,
+        1.0,
         rounds=3,
-    ),
-    Case(
-        "decode", "one token against transformers' decode kernel", against(*STEP, tokens=1, state=True), 5.0, rounds=300
-    ),
-    Case("torch-forward", "torch backend against the chunk kernel", against(*CHUNK, backend="torch"), 1.0),
-    Case("torch-kimi", "the same, Kimi", against(*KIMI, gate="gk", backend="torch"), 8.0, rounds=3),
-    Case("torch-kimi-memory", "peak memory of the same", against(*KIMI, gate="gk", backend="torch"), 10.0, "memory"),
-    Case("torch-trajectory", "with trajectory over plain", tapped(TRAJECTORY, backend="torch"), 1.1, "cost"),
-    Case("torch-kimi-trajectory", "the same, Kimi", tapped(TRAJECTORY, "gk", "torch"), 1.1, "cost", 9),
-    Case(
-        "torch-decode",
-        "one token against transformers' decode kernel",
-        against(*STEP, tokens=1, state=True, backend="torch"),
-        0.7,
-        rounds=300,
     ),
     Case(
         "traced", "every layer's trajectory traced, over the same model untraced", traced_model("auto"), 1.1, "cost", 7
