@@ -57,4 +57,4 @@ def sweep(model, tokenizer, tmp_path):
 @pytest.fixture
 def small_units(monkeypatch):
     """Units of at most four documents, so that a short corpus has many shards."""
-    monkeypatch.setattr("statetap.sweeps.batches.UNIT_DOCUMENTS", 4)
+    monkeypatch.setattr("statetap.sweeps.units.UNIT_DOCUMENTS", 4)

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statetap import CaptureError
-from statetap.sweeps.batches import Document, Units, batches
+from statetap.sweeps.batches import batches
 from statetap.sweeps.data import Corpus
 from statetap.sweeps.spec import Spec
+from statetap.sweeps.units import Document, Units
 
 
 def units_of(lines, context=None, **options):

@@ -30,7 +30,7 @@ def peak(work):
 
 @pytest.mark.parametrize("piped", [False, True])
 def test_a_long_corpus_takes_no_more_than_a_short_one(sweep, tmp_path, piped, monkeypatch):
-    monkeypatch.setattr("statetap.sweeps.batches.UNIT_DOCUMENTS", 100)
+    monkeypatch.setattr("statetap.sweeps.units.UNIT_DOCUMENTS", 100)
 
     def work(count):
         lines = texts(100)

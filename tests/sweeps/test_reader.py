@@ -105,7 +105,7 @@ def test_errors_say_what_there_is(run, tmp_path):
 
 
 def test_a_unit_of_bad_lines_only(monkeypatch, corpus, sweep):
-    monkeypatch.setattr("statetap.sweeps.batches.UNIT_LINES", 2)
+    monkeypatch.setattr("statetap.sweeps.units.UNIT_LINES", 2)
     run = sweep(corpus(["", "", "abc", "", "", "", "de"]), on_error="skip", values="state_output,betas")
     assert [row.text for row in run.rows()] == ["abc", "de"]
     assert run["betas", 0].shape == (5, 4) and run["state_output", 0][:].shape[0] == 2

@@ -174,7 +174,7 @@ def test_the_sweep_stops_while_the_disk_can_still_hold_the_next_shard(whole, swe
     with pytest.raises(CaptureError, match=r"the disk is nearly full: .* 262,145 bytes free and the next shard needs"):
         sweep(data, **OPTIONS)
     monkeypatch.undo()
-    monkeypatch.setattr("statetap.sweeps.batches.UNIT_DOCUMENTS", 4)
+    monkeypatch.setattr("statetap.sweeps.units.UNIT_DOCUMENTS", 4)
     sweep(data, **OPTIONS)
     assert contents(tmp_path / "run") == expected
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable
 
-from .batches import Unit, Units
 from .spec import Spec
+from .units import Unit, Units
 from .values import document_bytes
 
 

@@ -11,7 +11,7 @@ import torch
 
 from .data import Corpus
 from .model import Loaded
-from .spec import CHUNK, FIELDS, Spec, digest
+from .spec import CHUNK, FIELDS, Spec
 from .store import FORMAT
 
 
@@ -43,27 +43,6 @@ def layout(field: str, spec: Spec, sizes: dict[str, int]) -> dict[str, Any]:
         "axes": spec.axes_of(field, sizes),
         "shape": spec.shape_of(field, sizes),
     }
-
-
-class Totals:
-    """What the units come to, added up as they pass."""
-
-    def __init__(self) -> None:
-        self.units = self.lines = self.documents = self.tokens = self.skipped = self.overflowed = 0
-        self._lines_checksum = ""
-
-    def add(self, record: dict[str, Any]) -> None:
-        self.units += 1
-        self.lines += record["lines"]
-        self.documents += record["rows"]["document"]
-        self.tokens += record["rows"]["token"]
-        self.skipped += len(record["skipped"])
-        self.overflowed += sum(where["count"] for where in record["overflow"])
-        self._lines_checksum = digest([self._lines_checksum, record["lines_checksum"]])
-
-    def as_dict(self) -> dict[str, Any]:
-        counts = ("units", "lines", "documents", "tokens", "skipped", "overflowed")
-        return {**{name: getattr(self, name) for name in counts}, "lines_checksum": self._lines_checksum}
 
 
 def versions() -> dict[str, str]:

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..errors import ArgumentError, CaptureError
 from . import store
-from .columns import Column
-from .rows import Row
+from .column import Column
+from .row import Row
 from .shard import Shard
 
 

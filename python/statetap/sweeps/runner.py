@@ -15,7 +15,7 @@ from tqdm import tqdm
 from ..errors import CaptureError
 from ..mixers import MixerCall
 from . import card, provenance, select, stopping, store
-from .batches import Unit, Units, batches
+from .batches import batches
 from .data import Corpus
 from .model import Loaded, loaded
 from .plan import Plan
@@ -26,6 +26,7 @@ from .select import Choice
 from .spec import Spec, value_names
 from .stopping import Interrupted as Interrupted
 from .stopping import ShouldStop
+from .units import Totals, Unit, Units
 from .values import Collector, document_bytes, token_entries
 
 log = logging.getLogger("statetap")
@@ -172,9 +173,9 @@ class Sweep:
         there = all((self.output / name).exists() for name in (store.INDEX, store.EVENTS, store.CARD))
         return there and all(kept.record(unit) for unit in range(manifest["totals"]["units"]))
 
-    def _units_into(self, kept: store.Store) -> provenance.Totals:
+    def _units_into(self, kept: store.Store) -> Totals:
         """Every unit in order: passed over if it is there, captured if not."""
-        units, totals, events = self.units(), provenance.Totals(), kept.events()
+        units, totals, events = self.units(), Totals(), kept.events()
         bar = tqdm(unit="tok", unit_scale=True, disable=not self.progress, dynamic_ncols=True, desc=self.output.name)
         try:
             while True:

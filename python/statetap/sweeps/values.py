@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..mixers import MixerCall
-from .batches import Document
 from .shard import Entry
 from .spec import DTYPES, FIELDS, Spec
+from .units import Document
 
 
 def document_bytes(spec: Spec, sizes: dict[str, int]) -> Callable[[Document], int]:

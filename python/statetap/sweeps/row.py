@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .columns import Column, unit_offsets
+from .column import Column, unit_offsets
 
 if TYPE_CHECKING:
     from ..ops import Trajectory
