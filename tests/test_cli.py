@@ -55,7 +55,7 @@ def command(monkeypatch, capsys):
 def test_capture_prints_the_path_and_goes_on_when_repeated(command, checkpoints, data, tmp_path):
     run = tmp_path / "runs" / "x"
     words = ("capture", checkpoints(), "--data", data, "--values", "state_output,trajectory", "--layers", "0-1")
-    words = (*words, "--tokens", "every:64", "--dtype", "bfloat16", "--batch-tokens", "512", "-o", run)
+    words = (*words, "--dtype", "bfloat16", "--batch-tokens", "512", "-o", run)
     code, out, err = command(*words)
     assert (code, out) == (0, f"{run}\n") and "tok" in err
     assert command(*words)[:2] == (0, f"{run}\n")
@@ -134,7 +134,14 @@ def test_a_manifest_reruns_a_run(command, checkpoints, data, tmp_path):
         (("capture", "m", "--data", "none.jsonl", "-o", "o"), 1, "statetap: data: none.jsonl does not exist"),
         (("capture", "m", "--data", "d", "-o", "o", "--dtype", "int8"), 2, "statetap: dtype: got 'int8'"),
         (("capture", "m", "--data", "d", "-o", "o", "--tokens", "some"), 2, "statetap: tokens: got 'some'"),
-        (("capture", "--config", "none.json", "-o", "o"), 1, "does not exist"),
+        (
+            ("capture", "--config", "none.json", "-o", "o"),
+            1,
+            "config: none.json does not exist; give the manifest.json",
+        ),
+        (("capture", "--config", __file__, "-o", "o"), 1, "test_cli.py is not the manifest.json of a run"),
+        (("verify", __file__), 1, "test_cli.py is a file; give the folder of a run"),
+        (("info", __file__), 1, "test_cli.py is a file; give the folder of a run"),
         (("info", "none"), 1, "manifest.json does not exist"),
         (("verify",), 2, "Missing argument"),
     ],

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .errors import ArgumentError, Error
+from .errors import ArgumentError, CaptureError, Error
 
 app = typer.Typer(
     help="The recurrent states of hybrid language models: capture them over a corpus, check and read a run.",
@@ -120,8 +120,12 @@ def _of_manifest(path: str, names: set[str]) -> dict[str, Any]:
     """The options of a run, from its manifest, as far as they are among `names`."""
     from pathlib import Path
 
-    from .sweeps.store import read_manifest
+    from .sweeps.store import MANIFEST, read_manifest
 
+    if not Path(path).exists():
+        raise CaptureError(f"config: {path} does not exist; give the manifest.json of a run, or its folder")
+    if Path(path).is_file() and Path(path).name != MANIFEST:
+        raise CaptureError(f"config: {path} is not the manifest.json of a run")
     manifest = read_manifest(Path(path).parent if Path(path).is_file() else Path(path))
     identity, said = manifest["identity"], {**manifest["identity"], **manifest["policies"]}
     said |= {"model": manifest["model"]["id"], "data": manifest["data"], "data_format": identity["data"]["format"]}

@@ -12,6 +12,10 @@ class ArgumentError(Error, ValueError):
     """An argument of the wrong type, shape, dtype or value; the message names it, what it got and what it needs."""
 
 
+class OutOfRange(ArgumentError, IndexError):
+    """An index outside of what there is, or of no kind that indexes."""
+
+
 class Unavailable(Error):
     """A value that this layer, or the way it was loaded, does not have; the message has the reason."""
 

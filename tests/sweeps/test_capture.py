@@ -245,6 +245,11 @@ def test_a_dry_run_says_what_a_run_then_holds(corpus, sweep, tmp_path):
     [
         ({"values": "state"}, "values: got 'state', needs names from state_output, states, "),
         ({"values": ""}, "values: got none"),
+        ({"values": "betas,linear_attn.betas"}, "values: got betas,betas, which has one twice"),
+        ({"tokens": "every:8"}, "tokens: every:8 chooses where `states` are taken, and values (state_output) has no"),
+        ({"tokens": "all", "values": "trajectory"}, "tokens: all chooses where"),
+        ({"heads": "1,1"}, "heads: '1,1' has 1 twice"),
+        ({"layers": "0-1,1"}, "layers: '0-1,1' has 1 twice"),
         ({"dtype": "float64"}, "dtype: got 'float64', needs one of float32, bfloat16, float16"),
         ({"batch_tokens": 0}, "batch_tokens: got 0, needs a whole number of at least 1"),
         ({"limit": True}, "limit: got True"),
@@ -260,6 +265,27 @@ def test_bad_options_name_the_option(corpus, sweep, tmp_path, options, message):
     with pytest.raises(ArgumentError) as error:
         sweep(corpus(["a"]), **options)
     assert message in str(error.value) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"backend": "fast"}, "backend: 'fast' is not one of"),
+        ({"backend": "triton"}, "backend: 'triton' cannot run on cpu: "),
+        ({"device": "tpu9"}, "device: 'tpu9' cannot be used"),
+        ({"device": "cuda:99"}, "device: 'cuda:99' cannot be used"),
+        ({"model_dtype": "int3"}, "model_dtype: got 'int3'"),
+    ],
+)
+def test_what_the_model_cannot_be_run_with_is_said_before_it_is_loaded(corpus, checkpoint, tmp_path, options, message):
+    data, before = corpus(["a"]), transformers.AutoModelForCausalLM.from_pretrained
+    try:
+        transformers.AutoModelForCausalLM.from_pretrained = None  # what is called fails otherwise
+        with pytest.raises(statetap.Error) as error:
+            statetap.capture(checkpoint, data, tmp_path / "run", progress=False, **options)
+    finally:
+        transformers.AutoModelForCausalLM.from_pretrained = before
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_model_that_cannot_be_loaded(corpus, tmp_path):

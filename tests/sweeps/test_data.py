@@ -3,9 +3,11 @@
 import gzip
 import json
 import os
+import sys
 import threading
 
 import pytest
+import zstandard
 
 from statetap import ArgumentError, CaptureError
 from statetap.sweeps.data import BadLine, Corpus
@@ -47,19 +49,52 @@ def test_a_last_line_needs_no_end_and_a_byte_order_mark_is_not_text(tmp_path):
     assert lines(path) == [(1, "one"), (2, "two\r")]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.gz"])
+def _zst(content):
+    return zstandard.ZstdCompressor(write_checksum=True).compress(content)
+
+
+def compressed(path, content):
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else _zst(content))
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.gz", "a.jsonl.zst", "a.txt.zst", "A.TXT.ZST"])
 def test_compressed(tmp_path, name):
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "two"}\n'))
+    path = compressed(tmp_path / name, b'{"text": "one"}\n{"text": "two"}\n') if name.islower() else tmp_path / name
+    path.write_bytes(compressed(tmp_path / name.lower(), b'{"text": "one"}\n{"text": "two"}\n').read_bytes())
     expected = ["one", "two"] if "json" in name else ['{"text": "one"}', '{"text": "two"}']
     assert [t for _, t in lines(path)] == expected
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b[:40] + b"\0\0\0\0" + b[44:]])
-def test_a_damaged_gzip_file_is_one_sentence(tmp_path, damage):
-    path = tmp_path / "a.txt.gz"
-    path.write_bytes(damage(gzip.compress(os.urandom(3000).hex().encode())))
-    with pytest.raises(CaptureError, match=r"a\.txt\.gz cannot be read to its end"):
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_a_damaged_compressed_file_is_one_sentence(tmp_path, damage, ending):
+    path = compressed(tmp_path / f"a.txt.{ending}", b"".join(b"%x\n" % n**9 for n in range(5000)))
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CaptureError, match=rf"a\.txt\.{ending} cannot be read to its end: [^\n]+$"):
+        list(Corpus(path))
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_members_that_follow_each_other_are_all_read(tmp_path, ending):
+    path = compressed(tmp_path / f"a.txt.{ending}", b"one\n")
+    path.write_bytes(path.read_bytes() + compressed(tmp_path / f"b.{ending}", b"two\nthree\n").read_bytes())
+    assert [text for _, text in lines(path)] == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("kind", ["auto", "text"])
+def test_a_compressed_pipe(tmp_path, kind):
+    content = compressed(tmp_path / "b.zst", b"one\ntwo\n" * 50_000).read_bytes()
+    path = tmp_path / "pipe.zst"
+    os.mkfifo(path)
+    threading.Thread(target=path.write_bytes, args=(content,), daemon=True).start()
+    assert [text for _, text in lines(path, kind=kind)] == ["one", "two"] * 50_000
+
+
+def test_zstandard_is_asked_for_when_it_is_not_there(tmp_path, monkeypatch):
+    path = compressed(tmp_path / "a.txt.zst", b"one\n")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(CaptureError, match=r'needs zstandard: pip install "statetap\[data\]"'):
         list(Corpus(path))
 
 
@@ -77,6 +112,8 @@ def test_a_damaged_gzip_file_is_one_sentence(tmp_path, damage):
         ('{"text": ""}', "empty"),
         ('{"text": " \\n"}', "only white space"),
         ('{"text": "\\ud800"}', "half of a surrogate pair"),
+        ('{"text": "a", "text": "b"}', "has the key 'text' twice"),
+        ('{"text": "a", "meta": {"x": 1, "y": 2, "x": 1}}', "has the key 'x' twice"),
         ("[" * 100_000, "not JSON"),
         ('{"text": ' + "9" * 5000 + "}", "not JSON"),
     ],

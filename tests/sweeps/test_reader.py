@@ -88,6 +88,35 @@ def test_an_unfinished_run_says_so(small_units, corpus, sweep, tmp_path):
     assert len(run["state_output", 0][:]) == len(run) > 0 and run.row(-1).text == texts(16)[len(run) - 1]
 
 
+@pytest.mark.parametrize("key", ["a", 1.5, None, True, [0], (0, 1), slice(0, 2), np.float64(1), torch.ones(2)])
+def test_a_number_that_is_none_is_refused_in_a_sentence(run, key):
+    for reading in (run, run.numpy()):
+        for ask in (
+            lambda reading: reading.row(key),
+            lambda reading: reading["betas", key],
+            lambda reading: reading.row(0)["betas", key],
+            lambda reading: reading.row(0).trajectory(key),
+        ):
+            with pytest.raises(ArgumentError, match="needs a whole number"):
+                ask(reading)
+    for name in (key, 3):
+        with pytest.raises(ArgumentError, match="value: "):
+            run[name, 0] if name != "a" else run["nothing", 0]
+
+
+@pytest.mark.parametrize("key", ["a", 1.5, None, True, slice("a", None), slice(0, 4, 0), [[1], [1, 2]], {}, ["a"]])
+def test_rows_of_a_column_and_of_a_trajectory_are_asked_for_by_numbers(run, key):
+    column, trajectory = run["betas", 0], run.row(0).trajectory(0)
+    with pytest.raises(ArgumentError) as error:
+        column[key]
+    assert isinstance(error.value, IndexError) and "\n" not in str(error.value)
+    if not isinstance(key, slice):
+        with pytest.raises(ArgumentError, match="needs the number of a row or a slice of rows"):
+            trajectory[key]
+    with pytest.raises(ArgumentError, match="row 1 of a trajectory of 1 rows"):
+        trajectory[1]
+
+
 def test_errors_say_what_there_is(run, tmp_path):
     with pytest.raises(ArgumentError, match=r"value: 'decays' was not captured; there is linear_attn.state_output, "):
         run["decays", 0]

@@ -19,7 +19,7 @@ from statetap.sweeps import Interrupted, files, store, verify
 from sweeping import contents, texts
 
 LINES = [*texts(13, seed=4), "", *texts(8, seed=5)]
-OPTIONS = {"values": "state_output,betas", "batch_tokens": 256, "on_error": "skip"}
+OPTIONS = {"values": "state_output,states,betas", "batch_tokens": 256, "on_error": "skip"}
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_a_finished_run_is_not_touched(whole, sweep, tmp_path):
 
 
 CHANGES = [
-    ({"values": "state_output"}, "values: was state_output,betas, now state_output"),
+    ({"values": "state_output"}, "values: was state_output,states,betas, now state_output"),
     ({"layers": "0"}, "layers: was 0,1, now 0"),
     ({"heads": "1"}, "heads: was None, now 1"),
     ({"dtype": "bfloat16"}, "dtype: was float32, now bfloat16"),
@@ -309,15 +309,23 @@ def test_a_file_in_the_place_of_the_folder(corpus, sweep, tmp_path):
         sweep(corpus(["a"]), "run/below")
 
 
-def test_two_processes_do_not_write_one_run(corpus, sweep, tmp_path):
+def test_a_run_that_others_write_is_not_overwritten_and_a_pipe_is_for_one(corpus, sweep, tmp_path):
     data = corpus(["a"])
     sweep(data)
     other = store.Store(tmp_path / "run")
-    other._take_lock()
+    other._take_lock(alone=False)
+    sweep(data)  # beside it
     with pytest.raises(CaptureError, match="another process is writing"):
-        sweep(data)
+        sweep(data, overwrite=True)
+    os.mkfifo(tmp_path / "pipe.txt")
+    threading.Thread(target=(tmp_path / "pipe.txt").write_text, args=("a\n",), daemon=True).start()
+    alone = store.Store(tmp_path / "piped")
+    (tmp_path / "piped").mkdir()
+    alone._take_lock(alone=False)
+    with pytest.raises(CaptureError, match="another process is writing"):
+        sweep(tmp_path / "pipe.txt", "piped")
     other.close()
-    sweep(data)
+    sweep(data, overwrite=True)
 
 
 def test_a_pipe_is_gone_on_with_if_it_begins_the_same(small_units, sweep, tmp_path):

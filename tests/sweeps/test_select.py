@@ -13,7 +13,7 @@ from statetap.sweeps.select import chosen, recurrent_layers, token_positions
         ("0-8,12,-1", [*range(9), 12, 13]),
         ("3", [3]),
         (3, [3]),
-        ([5, 1, 5, -14], [0, 1, 5]),
+        ([5, 1, -14], [0, 1, 5]),
         ("-3--1", [11, 12, 13]),
         (" 1 , 2 ", [1, 2]),
     ],
@@ -26,6 +26,15 @@ def test_numbers_and_ranges(choice, expected):
 def test_other_numbers_are_refused(choice):
     with pytest.raises(ArgumentError, match=r"^layers: "):
         chosen("layers", choice, 14)
+
+
+@pytest.mark.parametrize(
+    "choice, twice", [("1,1", "1"), ([5, 5], "5"), ("0-3,2", "2"), ("13,-1", "13"), ("0-3,1-2,-14", "0-2")]
+)
+def test_a_number_that_is_there_twice_is_refused(choice, twice):
+    for name in ("layers", "heads"):
+        with pytest.raises(ArgumentError, match=f"^{name}: '.*' has {twice} twice; each is captured once$"):
+            chosen(name, choice, 14)
 
 
 def test_a_layer_without_a_recurrent_mixer_is_named():

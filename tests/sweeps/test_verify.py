@@ -4,8 +4,9 @@ import random
 import pytest
 
 import statetap
+from statetap import CaptureError
 from statetap.sweeps import verify
-from sweeping import texts
+from sweeping import contents, texts
 
 
 @pytest.fixture
@@ -76,6 +77,85 @@ def test_an_edited_manifest_is_found(run, edit):
     edit(manifest)
     (run / "manifest.json").write_text(json.dumps(manifest))
     assert any(str(run / "manifest.json") in problem for problem in verify(run))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda m: m["totals"].update(documents=12),
+        lambda m: m["identity"].update(layers=[0]),
+        lambda m: m.update(finished=None),
+        lambda m: m.update(finished="2020-01-01T00:00:00+00:00"),
+        lambda m: m["layouts"]["betas"].update(dtype="float16"),
+        lambda m: m.update(data="elsewhere.jsonl"),
+        lambda m: m.update(checksum="0" * 32),
+    ],
+)
+def test_an_edited_manifest_is_not_opened_and_the_capture_command_makes_it_anew(run, corpus, sweep, edit):
+    whole = contents(run)
+    manifest = json.loads((run / "manifest.json").read_text())
+    edit(manifest)
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CaptureError, match=r"manifest\.json was edited: .*Put back .* the same capture command"):
+        statetap.open(run)
+    sweep(corpus([*texts(11, seed=6), ""]), values="state_output,states,betas", tokens="every:8", on_error="skip")
+    assert verify(run) == [] and contents(run) == whole
+
+
+@pytest.mark.parametrize("number", [3, 7, 500, 123456])
+@pytest.mark.parametrize("folder", ["shards", "tokens"])
+@pytest.mark.parametrize("content", ["another", "another place", "no safetensors"])
+def test_a_foreign_file_is_named_and_nothing_else_is(run, corpus, sweep, number, folder, content):
+    place = run / folder / f"{number:05d}.safetensors"
+    if content == "another":
+        other = sweep(corpus(["x"], "other.jsonl"), "other").path
+        place.write_bytes((other / folder / "00000.safetensors").read_bytes())
+    else:
+        first = (run / folder / "00001.safetensors").read_bytes()
+        place.write_bytes(first if content == "another place" else b"what is this")
+    (problem,) = verify(run)
+    assert str(place) in problem
+
+
+def test_what_is_damaged_is_said_in_words(run):
+    """Not in those of a codec or a parser."""
+    for name in (
+        "shards/00000.safetensors",
+        "tokens/00001.safetensors",
+        "index.safetensors",
+        "manifest.json",
+        "events.jsonl",
+    ):
+        whole = (run / name).read_bytes()
+        damages = [
+            b"\xff" * 80,
+            b"\x10" + b"\0" * 7 + b"\xff" * 16,
+            b"\x02" + b"\0" * 7 + b"[]",
+            b"\x10" + b"\0" * 7 + b"{" * 16,
+        ]
+        for damage in (*damages, whole.replace(b"{", b"{\xff", 1), b"[" * 200_000, b"9" * 5000):
+            (run / name).write_bytes(damage)
+            problems = verify(run)
+            assert problems
+            for word in (
+                "codec",
+                "Expecting",
+                "NoneType",
+                "invalid start",
+                "Errno",
+                "object",
+                "recursion",
+                "int string",
+            ):
+                assert word not in " ".join(problems), (word, problems)
+        (run / name).write_bytes(whole)
+
+
+def test_a_file_is_not_a_run(tmp_path, run):
+    for path in (run / "events.jsonl", run / "manifest.json"):
+        assert verify(path) == [f"{path} is a file; give the folder of a run"]
+        with pytest.raises(CaptureError, match="is a file; give the folder of a run"):
+            statetap.open(path)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "index.safetensors", "events.jsonl"])

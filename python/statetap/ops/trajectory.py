@@ -12,7 +12,7 @@ from typing import Any, Sequence
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, OutOfRange
 from . import after, checks, cpp_replay
 from .pieces import ChunkTable, chunk_table
 from .precision import exact
@@ -96,10 +96,10 @@ class Trajectory:
         """Some rows, as views. A packed trajectory is one row."""
         if not isinstance(rows, slice):
             if isinstance(rows, bool) or not hasattr(rows, "__index__"):
-                raise TypeError(f"rows of a trajectory: got {type(rows).__name__}, needs an int or a slice")
+                raise ArgumentError(f"rows of a trajectory: got {rows!r}, needs an int or a slice")
             n = rows.__index__()
             if not -len(self) <= n < len(self):
-                raise IndexError(f"row {n} of a trajectory of {len(self)} rows")
+                raise OutOfRange(f"row {n} of a trajectory of {len(self)} rows")
             rows = slice(n % len(self), n % len(self) + 1)
         elif (rows.step or 1) < 1:
             raise ArgumentError(f"rows of a trajectory: got {rows}, needs a slice that goes forward")

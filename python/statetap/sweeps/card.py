@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from . import files, store
+from . import files
+
+NAME = "README.md"
 
 
 def write(run: Path, manifest: dict[str, Any]) -> None:
@@ -38,4 +40,4 @@ def write(run: Path, manifest: dict[str, Any]) -> None:
         "`statetap verify` checks the files against their checksums.",
         "",
     ]
-    files.write_text(run / store.CARD, "\n".join(lines))
+    files.write_text(run / NAME, "\n".join(lines))

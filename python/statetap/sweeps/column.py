@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import CaptureError
+from ..errors import ArgumentError, CaptureError, OutOfRange
 
 if TYPE_CHECKING:
     from .reader import Run
@@ -53,12 +53,15 @@ class Column:
             found = self._take(self._inside(np.array([operator.index(key)])))[0]
             return self._run.give(found, self.dtype)[rest] if rest else self._run.give(found, self.dtype)
         if isinstance(key, slice):
-            start, stop, step = key.indices(len(self))
+            try:
+                start, stop, step = key.indices(len(self))
+            except (TypeError, ValueError):
+                raise OutOfRange(f"rows by {key}; the ends and the step of a slice are whole numbers") from None
             found = self._range(start, stop) if step == 1 else self._take(np.arange(start, stop, step))
         else:
-            wanted = np.asarray(key)
+            wanted = _array(key)
             if wanted.dtype == bool and wanted.shape != (len(self),):
-                raise IndexError(f"a mask of shape {list(wanted.shape)} for {len(self)} rows")
+                raise OutOfRange(f"a mask of shape {list(wanted.shape)} for {len(self)} rows")
             found = self._take(wanted.nonzero()[0] if wanted.dtype == bool else self._inside(wanted))
         return self._run.give(found, self.dtype)[(slice(None), *rest)]
 
@@ -71,10 +74,10 @@ class Column:
     def _inside(self, rows: np.ndarray) -> np.ndarray:
         rows = rows.astype(np.int64) if rows.size == 0 else rows
         if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
-            raise IndexError(f"rows by {rows.dtype} of shape {list(rows.shape)}; needs an int, a slice, ints or a mask")
+            raise OutOfRange(f"rows by {rows.dtype} of shape {list(rows.shape)}; needs an int, a slice, ints or a mask")
         outside = rows[(rows < -len(self)) | (rows >= len(self))]
         if len(outside):
-            raise IndexError(f"row {outside[0]} of {len(self)}")
+            raise OutOfRange(f"row {outside[0]} of {len(self)}")
         return rows % max(len(self), 1)
 
     def _range(self, start: int, stop: int) -> np.ndarray:
@@ -104,12 +107,26 @@ class Column:
         return np.zeros((0, *self.shape[1:]), np.uint16 if self.dtype == "bfloat16" else self.dtype)
 
 
+def _array(key: Any) -> np.ndarray:
+    try:
+        return np.asarray(key)
+    except (TypeError, ValueError):  # a list of lists of different lengths, say
+        raise OutOfRange(f"rows by {key!r}; needs an int, a slice, ints or a mask") from None
+
+
 def _is_int(key: Any) -> bool:
     try:
         operator.index(key)
     except TypeError:
         return False
     return not isinstance(key, (bool, np.bool_))
+
+
+def whole_number(name: str, key: Any) -> int:
+    """A key that must be one; `ArgumentError` says what it is instead."""
+    if not _is_int(key):
+        raise ArgumentError(f"{name}: got {key!r}, needs a whole number")
+    return operator.index(key)
 
 
 def unit_offsets(run: Run, unit: int, row_is: str) -> np.ndarray:

@@ -135,7 +135,7 @@ class Corpus:
 
     def _field(self, line: str) -> str:
         try:
-            record = json.loads(line)
+            record = json.loads(line, object_pairs_hook=_without_repeats)
         except (ValueError, RecursionError) as error:
             where = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
             raise BadLine(f"not JSON ({getattr(error, 'msg', error)}{where})") from None
@@ -182,12 +182,62 @@ def _kind(value: Any) -> str:
     return names.get(type(value), "null")
 
 
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; which of two values a key should have, nobody can say."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadLine(f"has the key {twice!r} twice")
+    return record
+
+
 def _zst(name: str, stream: Any) -> Any:
     try:
         import zstandard
     except ImportError:
         raise CaptureError(f'data: {name} needs zstandard: pip install "statetap[data]"') from None
-    return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(stream))  # type: ignore[arg-type]
+    return io.BufferedReader(_Zst(stream, zstandard.ZstdDecompressor()), 1 << 16)
+
+
+class _Zst(io.RawIOBase):
+    """Frames that follow each other, decompressed; zstandard's own reader takes a file that was cut for a whole one."""
+
+    def __init__(self, stream: Any, decompressor: Any) -> None:
+        self._stream, self._decompressor = stream, decompressor
+        self._frame: Any = None
+        self._read = self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            if not self._read:
+                self._read = self._stream.read(1 << 12)  # little: it may become a hundred megabytes
+            if not self._read:
+                if self._frame is not None:
+                    raise EOFError("its last frame is cut")
+                return 0
+            self._ready = self._decompress()
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def _decompress(self) -> bytes:
+        self._frame = self._frame or self._decompressor.decompressobj()
+        try:
+            found = self._frame.decompress(self._read)
+        except Exception as error:  # zstandard's own kind, which is not to be named before it is imported
+            raise EOFError(str(error)) from None
+        self._read = self._frame.unused_data if self._frame.eof else b""
+        if self._frame.eof:
+            self._frame = None
+        return found
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
 
 
 def _pipe(name: str, should_stop: ShouldStop) -> Any:

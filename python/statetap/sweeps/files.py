@@ -6,13 +6,17 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any, Iterable, Iterator
 
 from ..errors import CaptureError
+from . import worker
+from .worker import Worker
 
 TEMPORARY = ".part"
+_NEIGHBOUR = re.compile(r"(.+)\.([^.]*)" + re.escape(TEMPORARY))
 MARGIN = 1 << 18  # bytes that are left free on a disk, for the small files at the end
 
 
@@ -22,13 +26,9 @@ def write_whole(path: Path, pieces: Iterable[Any]) -> None:
     Raises:
         CaptureError: the disk is full, or the file cannot be written.
     """
-    neighbour = path.with_name(path.name + TEMPORARY)
+    neighbour = neighbour_of(path)
     try:
-        with open(neighbour, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
+        _write(neighbour, pieces)
         os.replace(neighbour, path)
         sync_folder(path.parent)
     except BaseException as error:
@@ -36,6 +36,52 @@ def write_whole(path: Path, pieces: Iterable[Any]) -> None:
         if isinstance(error, OSError):
             raise cannot_write(path, error) from None
         raise
+
+
+class NoLinks(Exception):
+    """A disk on which a file cannot have two names."""
+
+
+def write_new(path: Path, pieces: Iterable[Any]) -> bool:
+    """As `write_whole`, but False if the file is there already: of many workers that write it, one does.
+
+    Raises:
+        NoLinks: this disk cannot do it in one step.
+    """
+    neighbour = neighbour_of(path)
+    try:
+        _write(neighbour, pieces)
+        os.link(neighbour, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
+            raise NoLinks from None
+        raise cannot_write(path, error) from None
+    finally:
+        _forget(neighbour)
+    sync_folder(path.parent)
+    return True
+
+
+def neighbour_of(path: Path) -> Path:
+    """Where a file is written before it is renamed: a name that no other worker uses."""
+    return path.with_name(f"{path.name}.{worker.me().tag}{TEMPORARY}")
+
+
+def left_by(path: Path) -> tuple[str, Worker] | None:
+    """Of a neighbour, the name that it was to get and the worker that wrote it; None for any other file."""
+    found = _NEIGHBOUR.fullmatch(path.name)
+    writer = None if found is None else worker.of_tag(found[2])
+    return None if found is None or writer is None else (found[1], writer)
+
+
+def _write(path: Path, pieces: Iterable[Any]) -> None:
+    with open(path, "wb") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def cannot_write(path: Path, error: OSError) -> CaptureError:
@@ -62,8 +108,8 @@ def require_space(folder: Path, needed: int) -> None:
         )
 
 
-def write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+def json_text(content: Any) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -77,7 +123,7 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise CaptureError(f"{path} does not exist") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise CaptureError(f"{path} cannot be read: {error}") from None
+        raise CaptureError(f"{path} cannot be read: {in_words(error)}") from None
 
 
 def make_folder(path: Path) -> None:
@@ -124,4 +170,17 @@ def read_lines(path: Path) -> Iterator[str]:
     except FileNotFoundError:
         raise CaptureError(f"{path} is missing") from None
     except (OSError, ValueError) as error:
-        raise CaptureError(f"{path} cannot be read: {error}") from None
+        raise CaptureError(f"{path} cannot be read: {in_words(error)}") from None
+
+
+def in_words(error: Exception) -> str:
+    """What Python says of a file's content or of the disk, in plain words."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 (at byte {error.start + 1})"
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON ({error.msg[:1].lower()}{error.msg[1:]} at line {error.lineno}, character {error.colno})"
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error)

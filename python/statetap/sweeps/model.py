@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import families
-from ..errors import ArgumentError, CaptureError, Error
+from ..errors import ArgumentError, CaptureError, Error, UnsupportedCall
 from ..mixers import Instrumented, MixerCall, instrument, is_instrumented
+from ..mixers.routing import checked
 from ..ops.backends import AUTO, BACKENDS
 from .spec import digest
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass
@@ -81,6 +84,10 @@ def loaded(
     Raises:
         CaptureError: it cannot be loaded. UnsupportedFamily: it is of no supported family.
     """
+    target = _device(device)
+    if isinstance(model, nn.Module):
+        target = next(model.parameters(), torch.empty(0)).device
+    _check_backend(backend, target)  # before the weights are read, which takes minutes
     if isinstance(model, nn.Module):
         if tokenizer is None:
             raise ArgumentError("tokenizer: a model that is loaded already needs its tokenizer beside it")
@@ -88,7 +95,7 @@ def loaded(
     else:
         name = str(model)
         module, tokenizer = _from_pretrained(name, tokenizer, model_dtype, revision, trust_remote_code)
-        _move(module, name, _device(device))
+        _move(module, name, target)
     family = families.family_of(module.config)
     ours, training = not is_instrumented(module), module.training
     before = None if ours else instrument(module, family.mixer).backend
@@ -130,8 +137,8 @@ def _from_pretrained(
     from transformers import AutoConfig, AutoTokenizer
 
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust}
-    if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise ArgumentError(f"model_dtype: got {dtype!r}, needs one of float32, bfloat16, float16")
+    if dtype not in (None, *_DTYPES):
+        raise ArgumentError(f"model_dtype: got {dtype!r}, needs one of {', '.join(_DTYPES)}")
     try:
         config = AutoConfig.from_pretrained(name, **options)
         families.family_of(config)
@@ -150,6 +157,14 @@ def _device(device: str | None) -> torch.device:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         raise ArgumentError(f"device: {device!r} cannot be used: {_line(error)}") from None
+
+
+def _check_backend(backend: str, device: torch.device) -> None:
+    """Raise if there is no such backend, or it cannot run on this device."""
+    found = BACKENDS.get(checked(backend))
+    why_not = None if found is None else found.available(device)
+    if why_not:
+        raise UnsupportedCall(f"backend: {backend!r} cannot run on {device}: {why_not}")
 
 
 def _move(module: nn.Module, name: str, device: torch.device) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
@@ -49,7 +49,7 @@ def plan(units: Units, spec: Spec, sizes: dict[str, int], output: Path, rate: Ca
         rate: tokens a second, measured on a unit's first batch.
     """
     found = Plan(0, 0, 0, {}, {}, spec.layers or (), free_bytes(output), 0.0, 0, [])  # type: ignore[arg-type]
-    costs: dict[str, Any] = {value: document_bytes(replace(spec, values=(value,)), sizes) for value in spec.values}
+    costs: dict[str, Any] = {value: document_bytes(spec, sizes, value) for value in spec.values}
     speed = 0.0
     while (unit := units.next()) is not None:
         found.documents += len(unit.documents)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ArgumentError, CaptureError
 from . import store
-from .column import Column
+from .column import Column, whole_number
 from .row import Row
 from .shard import Shard
 
@@ -120,16 +120,19 @@ class Run:
         if not isinstance(key, tuple) or len(key) != 2:
             raise ArgumentError(f"run[...]: got {key!r}, needs (value, layer), e.g. ('linear_attn.state_output', 0)")
         value, layer = key
-        field = str(value).removeprefix("linear_attn.")
+        if not isinstance(value, str):
+            raise ArgumentError(f"value: got {value!r}, needs a name, one of {', '.join(self.values)}")
+        field = value.removeprefix("linear_attn.")
         if field not in self.manifest["layouts"]:
             raise ArgumentError(f"value: {value!r} was not captured; there is {', '.join(self.values)}")
+        layer = whole_number("layer", layer)
         if layer not in self.layers:
             raise ArgumentError(f"layer: {layer} was not captured; there is {', '.join(map(str, self.layers))}")
-        return Column(self, field, int(layer))
+        return Column(self, field, layer)
 
     def row(self, document: int) -> Row:
         """A document, by its number in the corpus's order (negative: from the end)."""
-        count = len(self)
+        count, document = len(self), whole_number("row", document)
         if not -count <= document < count:
             raise ArgumentError(f"row: {document} is outside of the run's {count} documents")
         return Row(self, document % count)

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ..errors import CaptureError
 from ..mixers import MixerCall
-from . import card, provenance, select, stopping, store
+from . import provenance, select, stopping, store
 from .batches import batches
 from .data import Corpus
 from .model import Loaded, loaded
@@ -28,6 +28,8 @@ from .stopping import Interrupted as Interrupted
 from .stopping import ShouldStop
 from .units import Totals, Unit, Units
 from .values import Collector, document_bytes, token_entries
+
+FINISH = "finish"  # the claim of the worker that writes the rest
 
 log = logging.getLogger("statetap")
 
@@ -141,8 +143,6 @@ class Sweep:
         if heads is not None:  # keys are then stored for each of them
             self.sizes.update(heads=len(heads), key_heads=len(heads))
         self.spec = replace(spec, layers=layers, heads=heads)
-        if spec.tokens != "last" and "states" not in spec.values:
-            log.warning("tokens: %s chooses where `states` are taken, and values has no states", spec.tokens)
         self.corpus, self.ready, self.output, self.should_stop = corpus, ready, output, should_stop
         self.progress = progress
 
@@ -152,19 +152,18 @@ class Sweep:
         return Units(self.corpus, self.spec, lambda text: ready.encode(text, special), ready.context, cost)
 
     def run(self, overwrite: bool) -> Run:
-        """Capture what is not there yet."""
+        """Capture what is not there yet, with any other workers that do the same."""
         kept = store.Store(self.output)
         try:
-            manifest = kept.begin(provenance.manifest(self.spec, self.corpus, self.ready, self.sizes), overwrite)
+            manifest = provenance.manifest(self.spec, self.corpus, self.ready, self.sizes)
+            manifest = kept.begin(manifest, overwrite, alone=self.corpus.is_pipe)  # which only one can read
             if manifest["versions"] != provenance.versions():
                 log.warning("%s was begun with other versions: %s", self.output, manifest["versions"])
-            if manifest["finished"] and not self.corpus.is_pipe and self._is_whole(kept, manifest):
-                return open_run(self.output)
-            totals = self._units_into(kept)
-            kept.write_index(totals.documents, totals.units)
-            finished = {**manifest, "finished": manifest["finished"] or provenance.now(), "totals": totals.as_dict()}
-            card.write(self.output, finished)
-            kept.write_manifest(finished)
+            if not manifest["finished"] or self.corpus.is_pipe or not self._is_whole(kept, manifest):
+                self._capture(kept)
+                self._finish(kept, manifest)
+            kept.remove_leftovers()
+            kept.claims.remove_dead()
             return open_run(self.output)
         finally:
             kept.close()
@@ -173,28 +172,75 @@ class Sweep:
         there = all((self.output / name).exists() for name in (store.INDEX, store.EVENTS, store.CARD))
         return there and all(kept.record(unit) for unit in range(manifest["totals"]["units"]))
 
-    def _units_into(self, kept: store.Store) -> Totals:
-        """Every unit in order: passed over if it is there, captured if not."""
-        units, totals, events = self.units(), Totals(), kept.events()
+    def _capture(self, kept: store.Store) -> None:
+        """Go over the corpus until every unit is done, by this worker or another."""
         bar = tqdm(unit="tok", unit_scale=True, disable=not self.progress, dynamic_ncols=True, desc=self.output.name)
-        try:
-            while True:
-                record = kept.record(units.number)
-                if record is not None:
-                    units.pass_over(record)
-                    bar.update(record["rows"]["token"])
-                else:
-                    events.publish()
-                    first = units.documents
-                    unit = units.next()
-                    if unit is None:
-                        return totals
-                    record = self._write(kept, unit, first, bar)
-                totals.add(record)
-                events.add(record)
-        finally:
-            events.close()
-            bar.close()
+        with bar:
+            while others := self._pass(kept, bar):
+                self._wait_for(kept, others)
+                bar.reset()
+
+    def _pass(self, kept: store.Store, bar: Any) -> list[int]:
+        """Every unit in order: captured, or passed over if it is done or another worker's; those of others."""
+        units, others = self.units(), list[int]()
+        while True:
+            number = units.number
+            record = self._record_of(kept, number)
+            if record is None:
+                record = self._make(kept, units, bar)
+                if record is None:
+                    return others
+            else:
+                units.pass_over(record)
+                bar.update(record["rows"]["token"])
+                if "checksums" not in record:
+                    others.append(number)
+
+    def _record_of(self, kept: store.Store, number: int) -> dict[str, Any] | None:
+        """What a unit's shard says of it, or the worker that makes it; None if it is ours now."""
+        while True:
+            if (record := kept.record(number)) is not None:
+                return record
+            if kept.claims.take(store.number_of(number)):
+                if (record := kept.record(number)) is None:  # not finished between the two
+                    return None
+                kept.claims.release(store.number_of(number))
+            elif (said := kept.claims.said(store.number_of(number))) is not None:
+                return said
+            else:  # it is reading the lines
+                self._pause()
+
+    def _make(self, kept: store.Store, units: Units, bar: Any) -> dict[str, Any] | None:
+        """Capture the next unit, which is ours; its record, or None at the end of the corpus."""
+        name, first = store.number_of(units.number), units.documents
+        unit = units.next()
+        if unit is not None:
+            kept.claims.publish(name, unit.record(first))
+            record = self._write(kept, unit, first, bar)
+            kept.tell(record)
+        kept.claims.release(name)
+        return None if unit is None else record
+
+    def _wait_for(self, kept: store.Store, others: list[int]) -> None:
+        """Until the units of other workers are done, or one of these workers is gone."""
+        for number in others:
+            while kept.record(number) is None:
+                if not kept.claims.is_held(store.number_of(number)):
+                    break
+                self._pause()
+
+    def _finish(self, kept: store.Store, manifest: dict[str, Any]) -> None:
+        """Write the rest of the run, if no other worker does."""
+        while not kept.claims.take(FINISH):
+            self._pause()
+        if manifest["finished"] or not store.read_manifest(self.output)["finished"]:
+            totals = Totals.of(kept.records())
+            manifest = {**manifest, "finished": manifest["finished"] or provenance.now(), "totals": totals.as_dict()}
+            kept.finish(manifest, totals.units)
+
+    def _pause(self) -> None:
+        stopping.check(self.should_stop)
+        time.sleep(0.05)
 
     def _write(self, kept: store.Store, unit: Unit, first_document: int, bar: Any) -> dict[str, Any]:
         """Run a unit and put it on the disk; its record."""

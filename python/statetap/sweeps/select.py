@@ -33,12 +33,12 @@ def chosen(name: str, choice: Choice, count: int) -> list[int]:
         count: how many there are.
 
     Raises:
-        ArgumentError: not such an expression, or a number outside of `count`.
+        ArgumentError: not such an expression, a number outside of `count`, or one that is there twice.
     """
     text = expression(choice)
     if text is None:
         return list(range(count))
-    numbers: set[int] = set()
+    numbers: list[int] = []
     for part in text.split(","):
         ends = _ends(name, part)
         for n in ends:
@@ -47,7 +47,10 @@ def chosen(name: str, choice: Choice, count: int) -> list[int]:
         first, last = (n % count for n in ends)
         if last < first:
             raise ArgumentError(f"{name}: {part!r} runs backwards")
-        numbers.update(range(first, last + 1))
+        numbers += range(first, last + 1)
+    twice = sorted({n for n in numbers if numbers.count(n) > 1})
+    if twice:
+        raise ArgumentError(f"{name}: {text!r} has {ranges(twice)} twice; each is captured once")
     return sorted(numbers)
 
 

@@ -88,6 +88,10 @@ def _json(content: Any) -> str:
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
 
 
+class _Damage(Exception):
+    """What is wrong with a file, in words."""
+
+
 class Shard:
     """A file's tensors as read-only arrays; `bfloat16` tensors are arrays of their bits.
 
@@ -106,7 +110,7 @@ class Shard:
                 size = int.from_bytes(file.read(8), "little")
                 self._bytes = path.stat().st_size
                 if size > self._bytes:
-                    raise ValueError("it ends before its header does")
+                    raise _Damage("it ends before its header does")
                 text = file.read(size)
             self._header = json.loads(text)
             self._sound = _head(self._header) == size.to_bytes(8, "little") + text
@@ -118,8 +122,12 @@ class Shard:
             end = self._start + _end(self._header)
         except FileNotFoundError:
             raise CaptureError(f"{path} is missing") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except _Damage as error:
             raise CaptureError(f"{path} is damaged: {error}") from None
+        except OSError as error:
+            raise CaptureError(f"{path} cannot be read: {files.in_words(error)}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise CaptureError(f"{path} is damaged: its header is not one of a safetensors file") from None
         if self._bytes != end:
             raise CaptureError(f"{path} is damaged: it has {self._bytes} bytes and needs {end}")
 
@@ -143,8 +151,8 @@ class Shard:
         try:
             dtype, raw = _DTYPES[entry["dtype"]], self.raw(name)
             return np.frombuffer(raw, dtype).reshape(entry["shape"]) if len(raw) else np.zeros(entry["shape"], dtype)
-        except (KeyError, ValueError) as error:
-            raise CaptureError(f"{self.path} is damaged: {name!r}: {error}") from None
+        except (KeyError, ValueError):
+            raise CaptureError(f"{self.path} is damaged: {name!r} does not have the size of its shape") from None
 
     def check(self) -> list[str]:
         """What is wrong with this file, judged by the checksums it carries."""
@@ -169,7 +177,7 @@ class Shard:
 
 
 def _end(header: dict[str, Any]) -> int:
-    """Where the data of a header's tensors ends; `ValueError` if they do not lie one after the other without a gap."""
+    """Where the data of a header's tensors ends; `_Damage` if they do not lie one after the other without a gap."""
     end = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         start, stop = entry["data_offsets"]
@@ -177,7 +185,7 @@ def _end(header: dict[str, Any]) -> int:
         for size in entry["shape"]:
             count *= size
         if (start, stop) != (end, end + count):
-            raise ValueError(f"{name!r} is at {start}-{stop} and should be at {end}-{end + count}")
+            raise _Damage(f"{name!r} is at {start}-{stop} and should be at {end}-{end + count}")
         end = stop
     return end
 

@@ -81,6 +81,8 @@ class Spec:
             raise ArgumentError(
                 f"values: got {', '.join(map(repr, unknown)) or 'none'}, needs names from {', '.join(VALUES)}"
             )
+        if len(set(self.values)) < len(self.values):
+            raise ArgumentError(f"values: got {','.join(self.values)}, which has one twice")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ArgumentError(f"{name}: got {getattr(self, name)!r}, needs one of {', '.join(choices)}")
@@ -91,6 +93,11 @@ class Spec:
         select.check_syntax("layers", self.layers)
         select.check_syntax("heads", self.heads)
         select._terms(self.tokens)
+        if self.tokens != "last" and "states" not in self.values:
+            raise ArgumentError(
+                f"tokens: {self.tokens} chooses where `states` are taken, and values ({','.join(self.values)}) has no "
+                "`states`; add it or leave tokens out"
+            )
 
     @property
     def fields(self) -> list[str]:
@@ -155,7 +162,7 @@ def _show(x: Any) -> str:
 
 
 def value_names(values: str | Iterable[str]) -> tuple[str, ...]:
-    """Value names from a list or by comma, none twice, in the order of `VALUES`; `linear_attn.` in front is allowed."""
+    """Value names from a list or by comma, in the order of `VALUES`; `linear_attn.` in front is allowed."""
     parts = values.split(",") if isinstance(values, str) else list(values)
-    names = dict.fromkeys(part.strip().removeprefix("linear_attn.") for part in parts if part.strip())
+    names = [part.strip().removeprefix("linear_attn.") for part in parts if part.strip()]
     return tuple(sorted(names, key=lambda name: VALUES.index(name) if name in VALUES else -1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -11,61 +12,87 @@ from typing import Any, Iterator
 import numpy as np
 
 from ..errors import CaptureError
-from . import files, shard
+from . import card, files, shard
+from .claims import PATIENCE, Claims
 from .shard import Entry, Shard
 from .spec import differences, digest, policy_differences
 
 FORMAT = 1
-MANIFEST, INDEX, EVENTS, CARD, LOCK = "manifest.json", "index.safetensors", "events.jsonl", "README.md", ".lock"
-SHARDS, TOKENS = "shards", "tokens"
+MANIFEST, INDEX, EVENTS, CARD, LOCK = "manifest.json", "index.safetensors", "events.jsonl", card.NAME, ".lock"
+SHARDS, TOKENS, CLAIMS = "shards", "tokens", "claims"
 COLUMNS = ("shard", "row", "document", "first_token", "last_token", "length")
 _RECORD = {"unit", "identity", "first_line", "lines", "lines_checksum", "last", "first_document", "rows"}
+_CLAIM = re.compile(r"(\d{5,}|finish)\.\d+")
 _NUMBERED = re.compile(r"(\d{5,})\.safetensors")
 
 
 class Store:
-    """A run's folder, for the one process that writes it."""
+    """A run's folder, for a worker that writes it, with others or alone."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.claims = Claims(self.path / CLAIMS)
         self._identity = ""
         self._lock: Any = None
 
     # -- beginning and going on --------------------------------------------------------------
 
-    def begin(self, manifest: dict[str, Any], overwrite: bool = False) -> dict[str, Any]:
+    def begin(self, manifest: dict[str, Any], overwrite: bool = False, alone: bool = False) -> dict[str, Any]:
         """Make the folder, or take up the run that is in it; the manifest that is there now.
 
+        Args:
+            overwrite: delete the run that is there; it is refused while others write it.
+            alone: refuse to write beside others.
+
         Raises:
-            CaptureError: the folder holds something else, another run, or another process writes to it.
+            CaptureError: the folder holds something else, another run, or other processes write to it.
         """
         self._identity = digest(manifest["identity"])
         there = (self.path / MANIFEST).exists()
         if there:
-            old = read_manifest(self.path)
+            load_manifest(self.path)  # not of another program
         elif self.path.exists():
             self._refuse_foreign()
-        for folder in (self.path, self.path / SHARDS, self.path / TOKENS):
+        for folder in (self.path, *(self.path / name for name in (SHARDS, TOKENS, CLAIMS))):
             files.make_folder(folder)
-        self._take_lock()
-        if there and not overwrite:
-            self._refuse_other(old, manifest)
-            self._remove(files.TEMPORARY)
-            if old["policies"] != manifest["policies"]:
-                self.write_manifest({**old, "policies": manifest["policies"]})
-            return read_manifest(self.path)
-        self._remove()
-        self.write_manifest(manifest)
+        self._take_lock(alone or overwrite)
+        if overwrite:
+            self._remove()
+            self.write_manifest(manifest)
+            if not alone:
+                self._share_lock()
+            return manifest
+        if there or not self._write_first(manifest):
+            return self._take_up(manifest)
         return manifest
+
+    def _take_up(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        old = load_manifest(self.path)
+        if was_edited(old):  # what it says is worth nothing; the shards know which run they are of
+            self.write_manifest(manifest)
+            old = manifest
+        self._refuse_other(old, manifest)
+        self.remove_leftovers()
+        if old["policies"] != manifest["policies"]:
+            self.write_manifest({**old, "policies": manifest["policies"]})
+        return read_manifest(self.path)
+
+    def _write_first(self, manifest: dict[str, Any]) -> bool:
+        """Write the manifest; False if another worker was first."""
+        try:
+            return files.write_new(self.path / MANIFEST, [files.json_text(_with_checksum(manifest))])
+        except files.NoLinks:
+            self.write_manifest(manifest)
+            return True
 
     def _refuse_foreign(self) -> None:
         """A folder without a manifest may hold nothing but what a sweep leaves that was killed before it wrote one."""
         if not self.path.is_dir():
             raise CaptureError(f"output: {self.path} is a file; give a folder")
-        left = {LOCK, MANIFEST + files.TEMPORARY}
-        empty = [p for p in (self.path / SHARDS, self.path / TOKENS) if p.is_dir() and not any(p.iterdir())]
-        foreign = sorted(p.name for p in self.path.iterdir() if p.name not in left and p not in empty)
-        if foreign:
+        mine = {self.path / LOCK, *(p for p in self._neighbours() if p.name.startswith(MANIFEST))}
+        mine |= {p for p in map(self.path.joinpath, (SHARDS, TOKENS, CLAIMS)) if p.is_dir() and not any(p.iterdir())}
+        foreign = sorted(p.name for p in self.path.iterdir() if p not in mine)
+        if foreign and not (self.path / MANIFEST).exists():  # which another worker may have made meanwhile
             raise CaptureError(
                 f"output: {self.path} has no {MANIFEST} and holds other files ({', '.join(foreign[:3])}); give an "
                 "empty or new folder"
@@ -80,36 +107,53 @@ class Store:
                 "or --overwrite to delete that run."
             )
 
-    def _remove(self, ending: str = "") -> None:
-        """Delete the run's files, the manifest last; or those that were being written (`ending`)."""
-        mine = [self.path / name for name in (INDEX, EVENTS, CARD, MANIFEST)]
-        for folder in (SHARDS, TOKENS):
-            for path in sorted((self.path / folder).iterdir()):
-                if _NUMBERED.fullmatch(path.name.removesuffix(files.TEMPORARY)) and path.name.endswith(ending):
-                    path.unlink()
-        for path in mine:
-            path.with_name(path.name + files.TEMPORARY).unlink(missing_ok=True)
-            if not ending:
-                path.unlink(missing_ok=True)
+    def _neighbours(self) -> list[Path]:
+        """The files of ours that are being written, or were when their worker was killed."""
+        folders = [self.path, *(self.path / name for name in (SHARDS, TOKENS, CLAIMS))]
+        found = [p for folder in folders if folder.is_dir() for p in folder.glob(f"*{files.TEMPORARY}")]
+        return [p for p in found if (left := files.left_by(p)) and self._is_ours(p.with_name(left[0]))]
 
-    def _take_lock(self) -> None:
-        """Held until the process ends, however it ends."""
+    def _is_ours(self, path: Path) -> bool:
+        where, name = path.parent, path.name
+        if where == self.path:
+            return name in (INDEX, EVENTS, CARD, MANIFEST)
+        return bool((_CLAIM if where.name == CLAIMS else _NUMBERED).fullmatch(name))
+
+    def _remove(self) -> None:
+        """Delete the run's files, the manifest last."""
+        folders = [self.path / name for name in (CLAIMS, SHARDS, TOKENS)]
+        mine = [p for folder in folders for p in sorted(folder.iterdir()) if self._is_ours(p)]
+        mine += [*self._neighbours(), *(self.path / name for name in (INDEX, EVENTS, CARD, MANIFEST))]
+        for path in mine:
+            path.unlink(missing_ok=True)
+
+    def _take_lock(self, alone: bool) -> None:
+        """Held until the process ends, however it ends: by one that writes alone, or by all that write together."""
         try:
             import fcntl
         except ImportError:  # no such locks on this system
             return
         try:
             self._lock = open(self.path / LOCK, "w")  # noqa: SIM115 - open as long as the run is written
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CaptureError(
                 f"output: another process is writing {self.path}; wait for it or use another output"
             ) from None
         except OSError as error:
+            if error.errno in (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK):
+                return  # a disk without locks
             raise files.cannot_write(self.path / LOCK, error) from None
 
+    def _share_lock(self) -> None:
+        if self._lock is not None:
+            import fcntl
+
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+
     def close(self) -> None:
-        """Let another process write here."""
+        """Let others have what is ours, and write here."""
+        self.claims.close()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -128,6 +172,10 @@ class Store:
             raise CaptureError(f"{shard_path(self.path, SHARDS, unit)} is of another run; delete it and capture again")
         return record
 
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Of all units, none missing between them."""
+        return iter_records(self.path, len(numbers_of(self.path, SHARDS)))
+
     def write_unit(self, record: dict[str, Any], values: dict[str, Entry], tokens: dict[str, Entry]) -> dict[str, Any]:
         """One unit: its tokens, then its shard. It is done when both exist."""
         files.require_space(self.path, sum(x.nbytes for x in (*values.values(), *tokens.values())))
@@ -138,60 +186,50 @@ class Store:
         return record
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
-        content = {k: v for k, v in manifest.items() if k != "checksum"}
-        files.write_json(self.path / MANIFEST, {**content, "checksum": digest(content)})
+        files.write_whole(self.path / MANIFEST, [files.json_text(_with_checksum(manifest))])
 
-    def write_index(self, documents: int, units: int) -> None:
-        """The index of a finished run, a column at a time: it may be larger than memory."""
-        entries = {name: Entry("int64", [documents], _column(self.path, units, name)) for name in COLUMNS}
-        shard.write(self.path / INDEX, entries)
-
-    def events(self) -> Events:
-        return Events(self.path / EVENTS)
-
-
-class Events:
-    """`events.jsonl`, as the shards have it: written anew beside the old one, which it replaces with `publish`."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._published = path, False
+    def tell(self, record: dict[str, Any]) -> None:
+        """Add a unit's lines to the events. `finish` puts them in order."""
         try:
-            self._file = open(path.with_name(path.name + files.TEMPORARY), "w", encoding="utf-8")  # noqa: SIM115
+            with open(self.path / EVENTS, "a", encoding="utf-8") as file:
+                file.write("".join(event_lines(record)))
         except OSError as error:
-            raise files.cannot_write(path, error) from None
+            raise files.cannot_write(self.path / EVENTS, error) from None
 
-    def add(self, record: dict[str, Any]) -> None:
-        """The lines of a unit that is done."""
-        try:
-            self._file.write("".join(event_lines(record)))
-            if self._published:
-                self._sync()
-        except OSError as error:
-            raise files.cannot_write(self._path, error) from None
+    def finish(self, manifest: dict[str, Any], units: int) -> None:
+        """Write what a finished run has besides its units; the manifest last. `manifest` has the totals already."""
+        entries = {
+            name: Entry("int64", [manifest["totals"]["documents"]], _column(self.path, units, name)) for name in COLUMNS
+        }
+        shard.write(self.path / INDEX, entries)  # a column at a time: it may be larger than memory
+        lines = (line for record in iter_records(self.path, units) for line in event_lines(record))
+        files.write_whole(self.path / EVENTS, (line.encode() for line in lines))
+        card.write(self.path, manifest)
+        self.write_manifest(manifest)
 
-    def publish(self) -> None:
-        """From here on a reader sees the file."""
-        if self._published:
-            return
-        try:
-            self._sync()
-            os.replace(self._file.name, self._path)
-            files.sync_folder(self._path.parent)
-        except OSError as error:
-            raise files.cannot_write(self._path, error) from None
-        self._published = True
+    def remove_leftovers(self) -> None:
+        """What workers were writing that are gone: of another machine, what was not touched for long."""
+        now = (self.path / MANIFEST).stat().st_mtime  # by the clock of this disk, if it was just written
+        for path in self._neighbours():
+            alive = files.left_by(path)[1].is_alive()  # type: ignore[index]
+            try:
+                if alive is False or (alive is None and now - path.stat().st_mtime > PATIENCE):
+                    path.unlink()
+            except FileNotFoundError:
+                pass  # renamed meanwhile
 
-    def _sync(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
 
-    def close(self) -> None:
-        try:
-            self._file.close()
-            if not self._published:
-                os.unlink(self._file.name)
-        except OSError:
-            pass  # a full disk, which was told already; the lines are made anew from the shards
+def units_told(run: Path) -> list[int]:
+    """The units that the events tell of, so far."""
+    found = []
+    try:
+        for line in files.read_lines(run / EVENTS):
+            event = json.loads(line)
+            if event["event"] == "shard":
+                found.append(int(event["unit"]))
+    except (CaptureError, ValueError, KeyError, TypeError):
+        pass  # not there yet, or a line that was cut by a kill: `finish` writes them anew
+    return found
 
 
 def event_lines(record: dict[str, Any]) -> Iterator[str]:
@@ -206,8 +244,13 @@ def event_lines(record: dict[str, Any]) -> Iterator[str]:
     return (json.dumps(event, ensure_ascii=False) + "\n" for event in events)
 
 
+def number_of(unit: int) -> str:
+    """A unit's number as files have it."""
+    return f"{unit:05d}"
+
+
 def shard_path(run: Path, folder: str, unit: int) -> Path:
-    return run / folder / f"{unit:05d}.safetensors"
+    return run / folder / f"{number_of(unit)}.safetensors"
 
 
 def numbers_of(run: Path, folder: str) -> list[int]:
@@ -217,11 +260,42 @@ def numbers_of(run: Path, folder: str) -> list[int]:
 
 
 def read_manifest(run: Path) -> dict[str, Any]:
-    """The manifest of a run.
+    """The manifest of a run, as the sweep wrote it.
+
+    Raises:
+        CaptureError: as `load_manifest`, or it was edited.
+    """
+    manifest = load_manifest(run)
+    if was_edited(manifest):
+        raise CaptureError(edited(run))
+    return manifest
+
+
+def _with_checksum(manifest: dict[str, Any]) -> dict[str, Any]:
+    content = {k: v for k, v in manifest.items() if k != "checksum"}
+    return {**content, "checksum": digest(content)}
+
+
+def was_edited(manifest: dict[str, Any]) -> bool:
+    return manifest["checksum"] != digest({k: v for k, v in manifest.items() if k != "checksum"})
+
+
+def edited(run: Path) -> str:
+    """What is wrong with a manifest whose checksum is, and what to do."""
+    return (
+        f"{run / MANIFEST} was edited: its checksum is not that of its content. Put back the file that the sweep "
+        "wrote, or give the same capture command again, which makes it anew from the shards"
+    )
+
+
+def load_manifest(run: Path) -> dict[str, Any]:
+    """The manifest of a run, edited or not.
 
     Raises:
         CaptureError: there is none, it is of another program, or of a format that is not known here.
     """
+    if run.exists() and not run.is_dir():
+        raise CaptureError(f"{run} is a file; give the folder of a run")
     manifest = files.read_json(run / MANIFEST)
     parts = {"format": int, "identity": dict, "policies": dict, "model": dict, "layouts": dict, "checksum": str}
     if not isinstance(manifest, dict) or manifest.get("program") != "statetap":
@@ -247,6 +321,10 @@ def read_record(run: Path, unit: int) -> dict[str, Any]:
     if _RECORD - set(record) or record["unit"] != unit:
         raise CaptureError(f"{path} is damaged: its record is not that of unit {unit}")
     return record
+
+
+def iter_records(run: Path, units: int) -> Iterator[dict[str, Any]]:
+    return (read_record(run, unit) for unit in range(units))
 
 
 def _column(run: Path, units: int, name: str) -> Iterator[np.ndarray]:

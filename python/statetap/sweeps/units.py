@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 from ..errors import CaptureError
 from .data import BadLine, Corpus
@@ -231,6 +231,13 @@ class Totals:
     def __init__(self) -> None:
         self.units = self.lines = self.documents = self.tokens = self.skipped = self.overflowed = 0
         self._lines_checksum = ""
+
+    @classmethod
+    def of(cls, records: Iterable[dict[str, Any]]) -> Totals:
+        totals = cls()
+        for record in records:
+            totals.add(record)
+        return totals
 
     def add(self, record: dict[str, Any]) -> None:
         self.units += 1

@@ -15,9 +15,10 @@ from .spec import DTYPES, FIELDS, Spec
 from .units import Document
 
 
-def document_bytes(spec: Spec, sizes: dict[str, int]) -> Callable[[Document], int]:
-    """How many bytes a document takes, all layers together, as a function of the document."""
-    fields = [(FIELDS[f].rows, np.prod(spec.shape_of(f, sizes)) * DTYPES[spec.dtype_of(f)]) for f in spec.fields]
+def document_bytes(spec: Spec, sizes: dict[str, int], value: str | None = None) -> Callable[[Document], int]:
+    """How many bytes a document takes, all layers together, as a function of the document; of one value, or all."""
+    wanted = [field for field in spec.fields if value in (None, field.split(".")[0])]
+    fields = [(FIELDS[f].rows, np.prod(spec.shape_of(f, sizes)) * DTYPES[spec.dtype_of(f)]) for f in wanted]
     layers = len(spec.layers or ())
     return lambda document: layers * sum(document.rows(kind) * int(size) for kind, size in fields)
 

@@ -11,6 +11,7 @@ from ..errors import CaptureError
 from . import files, store
 from .shard import Shard
 from .spec import digest
+from .units import Totals
 
 
 def verify(path: str | Path) -> list[str]:
@@ -24,12 +25,12 @@ def verify(path: str | Path) -> list[str]:
 
 def _problems(run: Path) -> Iterator[str]:
     try:
-        manifest = store.read_manifest(run)
+        manifest = store.load_manifest(run)
     except CaptureError as error:
         yield str(error)
         return
-    if digest({k: v for k, v in manifest.items() if k != "checksum"}) != manifest["checksum"]:
-        yield f"{run / store.MANIFEST} was edited: its checksum is not that of its content"
+    if store.was_edited(manifest):
+        yield store.edited(run)
     try:
         yield from _against(run, manifest)
     except (KeyError, TypeError) as error:
@@ -38,28 +39,40 @@ def _problems(run: Path) -> Iterator[str]:
 
 def _against(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
     """The files against the manifest and each other."""
-    units = _units(run, manifest)
+    due, finished = _due(run, manifest), manifest["finished"] is not None
+    found = {*store.numbers_of(run, store.SHARDS), *(store.numbers_of(run, store.TOKENS) if finished else ())}
     checked = _Order(run, manifest)
-    for unit in range(units):
-        yield from _check(run, unit, checked)
-    if checked.sound:  # else what is missing is told already
+    for unit in sorted(due | found):
+        if unit not in due and (stranger := _stranger(run, unit, checked.identity)):
+            checked.sound = False
+            yield stranger
+        else:
+            yield from _check(run, unit, checked)
+    if finished and checked.sound:  # else what is missing is told already
         yield from checked.end()
-        if manifest["finished"] is not None:
-            yield from _index(run, units)
-        yield from _events(run, units)
+        yield from _index(run, len(due))
+        yield from _events(run, len(due))
 
 
-def _units(run: Path, manifest: dict[str, Any]) -> int:
-    """How many units there should be: what the manifest says at the end; before, the last there is a sign of."""
-    found = [*store.numbers_of(run, store.SHARDS), -1]
+def _due(run: Path, manifest: dict[str, Any]) -> set[int]:
+    """The units that there must be: what the manifest says at the end; before, those that were told of."""
     if manifest["finished"] is not None:
-        return max(manifest["totals"]["units"], found[-2] + 1 if len(found) > 1 else 0)
+        return set(range(manifest["totals"]["units"]))
+    return set(store.units_told(run))
+
+
+def _stranger(run: Path, unit: int, identity: str) -> str | None:
+    """What is wrong with the files of a unit that nobody expects, if they are not this run's."""
+    path = store.shard_path(run, store.SHARDS, unit)
+    if not path.exists():
+        path = store.shard_path(run, store.TOKENS, unit)
     try:
-        events = files.read_lines(run / store.EVENTS)
-        told = sum(1 for event in events if event.startswith('{"event": "shard"'))
-    except CaptureError:
-        told = 0
-    return max(told, max(found) + 1)
+        record = Shard(path).metadata
+    except CaptureError as error:
+        return f"{error}; and this run has no unit {unit}"
+    if (record.get("unit"), record.get("identity")) == (unit, identity):
+        return None
+    return f"{path} is of another run or another place in it"
 
 
 def _check(run: Path, unit: int, order: _Order) -> Iterator[str]:
@@ -76,8 +89,8 @@ def _check(run: Path, unit: int, order: _Order) -> Iterator[str]:
                 problems += order.add(record, path)
         except CaptureError as error:
             problems = [str(error)]
-        except (KeyError, TypeError, ValueError) as error:
-            problems = [f"{path} is damaged: its record is not whole ({type(error).__name__}: {error})"]
+        except (KeyError, TypeError, ValueError):
+            problems = [f"{path} is damaged: its record is not whole"]
         order.sound = order.sound and not problems
         yield from problems
 
@@ -88,24 +101,23 @@ class _Order:
     def __init__(self, run: Path, manifest: dict[str, Any]) -> None:
         self.run, self.manifest, self.sound = run, manifest, True
         self.identity = digest(manifest["identity"])
-        self._totals = {"units": 0, "lines": 0, "documents": 0, "tokens": 0, "skipped": 0}
+        self._totals = Totals()
+        self._next: tuple[int, int, int] = (0, 1, 0)  # unit, line and document; those of the unit after the last seen
 
     def add(self, record: dict[str, Any], path: Path) -> list[str]:
-        so_far = self._totals
-        if (record["first_line"], record["first_document"]) != (so_far["lines"] + 1, so_far["documents"]):
-            return [f"{path} does not follow the one before it"] if self.sound else []
-        so_far["units"] += 1
-        so_far["lines"] += record["lines"]
-        so_far["documents"] += record["rows"]["document"]
-        so_far["tokens"] += record["rows"]["token"]
-        so_far["skipped"] += len(record["skipped"])
-        return []
+        unit, line, document = self._next
+        here = record["unit"], record["first_line"], record["first_document"]
+        self._totals.add(record)
+        self._next = here[0] + 1, here[1] + record["lines"], here[2] + record["rows"]["document"]
+        # of units that are made at the same time, a later one may be there before the one it follows
+        return [f"{path} does not follow the one before it"] if here[0] == unit and here[1:] != (line, document) else []
 
     def end(self) -> Iterator[str]:
-        for name, counted in self._totals.items():
-            claimed = self.manifest["totals"][name] if self.manifest["finished"] else counted
-            if counted != claimed:
-                yield f"{self.run / store.MANIFEST} says {claimed} {name}, the shards hold {counted}"
+        """What the manifest of a finished run says otherwise."""
+        claimed = self.manifest["totals"]
+        for name, counted in self._totals.as_dict().items():
+            if counted != claimed[name]:
+                yield f"{self.run / store.MANIFEST} says {claimed[name]} {name}, the shards hold {counted}"
 
 
 def _index(run: Path, units: int) -> Iterator[str]:
@@ -130,20 +142,16 @@ def _index(run: Path, units: int) -> Iterator[str]:
 
 
 def _events(run: Path, units: int) -> Iterator[str]:
-    """The events are those of the shards; an unfinished run may not have told of its last one."""
+    """The events of a finished run are those of the shards, unit after unit."""
     path = run / store.EVENTS
     try:
         told = files.read_lines(path)
         for unit in range(units):
             for line in store.event_lines(store.read_record(run, unit)):
-                found = next(told, None)
-                if found is None and store.read_manifest(run)["finished"] is None:
-                    return
-                if found != line:
+                if next(told, None) != line:
                     yield f"{path} does not say what the shards say of unit {unit}; the capture command makes it anew"
                     return
         if next(told, None) is not None:
             yield f"{path} tells of more than the shards hold"
     except CaptureError as error:
-        if units:
-            yield str(error)
+        yield str(error)
