@@ -111,7 +111,7 @@ def test_rows_of_a_column_and_of_a_trajectory_are_asked_for_by_numbers(run, key)
         column[key]
     assert isinstance(error.value, IndexError) and "\n" not in str(error.value)
     if not isinstance(key, slice):
-        with pytest.raises(ArgumentError, match="needs the number of a row or a slice of rows"):
+        with pytest.raises(ArgumentError, match="needs an int or a slice"):
             trajectory[key]
     with pytest.raises(ArgumentError, match="row 1 of a trajectory of 1 rows"):
         trajectory[1]

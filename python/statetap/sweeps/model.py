@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from ..errors import ArgumentError, CaptureError, Error, UnsupportedCall
 from ..mixers import Instrumented, MixerCall, instrument, is_instrumented
 from ..mixers.routing import checked
 from ..ops.backends import AUTO, BACKENDS
+from . import worker
 from .spec import digest
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -152,7 +154,8 @@ def _from_pretrained(
 
 def _device(device: str | None) -> torch.device:
     if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        count = torch.cuda.device_count()  # one GPU for each of this machine's workers
+        return torch.device("cuda", (worker.local_rank(os.environ) or 0) % count) if count else torch.device("cpu")
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:

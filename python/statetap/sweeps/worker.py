@@ -1,4 +1,4 @@
-"""One process that works on a run: who it is, which of how many, and whether it is still there."""
+"""One process that works on a run: who it is, whether it is still there, and which of its machine's it is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Mapping
 
-from ..errors import ArgumentError
-
-_LAUNCHERS = (
-    ("RANK", "WORLD_SIZE"),  # torchrun and what follows it
-    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-)
 _LOCAL = ("LOCAL_RANK", "SLURM_LOCALID")
 
 
@@ -80,27 +73,6 @@ def _started(pid: int) -> int:
     except OSError:
         return 0 if not Path("/proc/self/stat").exists() else -1
     return -1 if fields[0] in "ZX" else int(fields[19])
-
-
-def rank_and_world(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Which of how many workers this is, as a launcher says in the environment; (0, 1) without one.
-
-    Raises:
-        ArgumentError: the launcher's variables are not numbers, or do not fit.
-    """
-    for rank_name, world_name in _LAUNCHERS:
-        if rank_name in environment and world_name in environment:
-            said = environment[rank_name], environment[world_name]
-            if not all(x.strip().isdigit() for x in said):
-                raise ArgumentError(f"{rank_name}: got {said[0]!r} of {world_name} {said[1]!r}; needs whole numbers")
-            rank, world = map(int, said)
-            if rank_name == "SLURM_ARRAY_TASK_ID":  # an array may begin anywhere and have steps
-                rank -= int(environment.get("SLURM_ARRAY_TASK_MIN", "0"))
-                rank //= int(environment.get("SLURM_ARRAY_TASK_STEP", "1"))
-            if not 0 <= rank < max(world, 1):
-                raise ArgumentError(f"{rank_name}: worker {rank} of {world_name} {world} cannot be")
-            return rank, world
-    return 0, 1
 
 
 def local_rank(environment: Mapping[str, str]) -> int | None:
