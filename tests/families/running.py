@@ -65,6 +65,20 @@ class Running(Base):
         near(torch.cat(states, 1), want), near(torch.cat(used, 1), betas)
         near(torch.cat(pieces, 1), logits, 1e-3)
 
+    def test_blocks_of_a_trace_on_one_cache(self, model):
+        ids, cached = torch.randint(0, 250, (2, 9)), Cached(model)
+        with model.trace(ids):
+            want = model.logits.save()
+        with model.trace(**cached.given(input_ids=ids[:, :7])):
+            result = model.output.save()
+        cached.keep(result)
+        found = []
+        with model.trace(**cached.given()) as tracer:
+            for row in range(2):
+                with tracer.invoke(ids[row : row + 1, 7:]):
+                    found.append(model.logits.save())
+        near(torch.cat(found), want[:, 7:], 1e-3)
+
     def test_invokes_and_padding(self, model):
         prompts, mix = ["abc", "a longer prompt x", "x" * 64], self.linear(model)[1]
         values = "decays", "states", "state_output", "attention_output"

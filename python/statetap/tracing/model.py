@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, Iterator
 
 import torch
+from nnsight.intervention.batching import Batcher as NnsightBatcher
 from nnsight.intervention.interleaver import Interleaver as NnsightInterleaver
 from nnsight.modeling.tp import TPFragments
 from nnsight.modeling.transformers import TransformersModel
@@ -36,6 +37,20 @@ class Interleaver(NnsightInterleaver):
             return super().handle(provider, value)
 
 
+class Batcher(NnsightBatcher):
+    """nnsight's. Where no mask is given it makes one of this call's tokens, which would hide those in a cache."""
+
+    def assemble(self, fn: Any) -> tuple:
+        args, kwargs = super().assemble(fn)
+        cached = any(kwargs.get(name) is not None for name in ("cache", "past_key_values"))
+        given = any("attention_mask" in options for options in (self.extra_kwargs, *(o for _, o in self.invokes)))
+        if cached and not given:
+            mask = kwargs.pop("attention_mask", None)
+            if mask is not None and not bool(mask.all()):
+                raise ArgumentError("attention_mask: padded rows on a filled cache need the mask of all tokens so far")
+        return args, kwargs
+
+
 class StandardizedTransformer(Methods, Module, TransformersModel):
     """A hybrid language model for tracing and editing, on nnsight's `TransformersModel`.
 
@@ -57,6 +72,8 @@ class StandardizedTransformer(Methods, Module, TransformersModel):
         >>> with model.trace("The Eiffel Tower is in the city of"):
         ...     states = model.layers[0].linear_attn.states.save()
     """
+
+    _batcher_class = Batcher
 
     def __init__(
         self,
@@ -124,16 +141,6 @@ class StandardizedTransformer(Methods, Module, TransformersModel):
         """nnsight's `trace`, with a `tracer.iter` that also walks tokens."""
         kwargs.setdefault("tracer_cls", Tracer)
         return super().trace(*inputs, **kwargs)
-
-    def _batch(self, invokes: list, fn: Any) -> tuple:
-        """nnsight's. Where no mask is given it makes one of this call's tokens, which would hide those in a cache."""
-        args, kwargs = super()._batch(invokes, fn)
-        cached = any(kwargs.get(name) is not None for name in ("cache", "past_key_values"))
-        if cached and not any("attention_mask" in given for _, given in invokes):
-            mask = kwargs.pop("attention_mask", None)
-            if mask is not None and not bool(mask.all()):
-                raise ArgumentError("attention_mask: padded rows on a filled cache need the mask of all tokens so far")
-        return args, kwargs
 
     def interleave(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """nnsight's driver of a run."""
