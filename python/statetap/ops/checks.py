@@ -21,17 +21,20 @@ def _complain(name: str, got: Any, needs: str) -> NoReturn:
 
 def tensor(name: str, x: Any, shape: Sequence[int | str], device: torch.device | None = None) -> None:
     """Complain unless `x` is a floating-point tensor of `shape` (a letter stands for any size)."""
-    letters = "[" + ", ".join(map(str, shape)) + "]"
     if not isinstance(x, Tensor):
-        _complain(name, type(x).__name__, f"a tensor {letters}")
+        _complain(name, type(x).__name__, f"a tensor {_letters(shape)}")
     if x.ndim != len(shape) or any(isinstance(n, int) and n != m for n, m in zip(shape, x.shape)):
-        _complain(name, f"shape {list(x.shape)}", letters)
+        _complain(name, f"shape {list(x.shape)}", _letters(shape))
     if x.dtype not in _FLOATS:
         _complain(name, x.dtype, "a floating-point dtype (float32, float64, bfloat16, float16)")
     if x.layout != torch.strided:
         _complain(name, x.layout, "a dense tensor: .to_dense()")
     if device is not None and x.device != device:
         _complain(name, f"a tensor on {x.device}", f"one on {device}, where v is")
+
+
+def _letters(shape: Sequence[int | str]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
 
 
 def delta(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, initial_state: Any, cu_seqlens: Any) -> None:
