@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import tiny
 from families.base import HEADS, HIDDEN, Base
+from statetap import ArgumentError
 from traced import PROMPT, near
 
 N = len(PROMPT)
+
+
+BAD = {
+    "layer": lambda m: m.steer("a", torch.zeros(HIDDEN)),
+    "vector": lambda m: m.steer(0, 3.0),
+    "vector: got shape": lambda m: m.steer(0, torch.zeros(5)),
+    "token_positions": lambda m: m.steer(0, torch.zeros(HIDDEN), token_positions="last"),
+    "batch_index": lambda m: m.steer(0, torch.zeros(HIDDEN), batch_index=[4]),
+    "skip_layers": lambda m: m.skip_layers(2, 1),
+    "skip_with": lambda m: m.skip_layers(1, 1, torch.zeros(3)),
+    "hidden": lambda m: m.project_on_vocab(torch.zeros(1, 3, 5)),
+    "hidden: got str": lambda m: m.project_on_vocab("a"),
+}
 
 
 class Blocks(Base):
@@ -84,3 +99,19 @@ class Blocks(Base):
             model.skip_layers(2, 3)
             after, logits = model.layers[3].layer_output.save(), model.logits.save()
         assert after.equal(before) and logits.equal(model.project_on_vocab(before))
+
+    def test_skipping_blocks_at_every_step(self, model):
+        seen = []
+        with model.generate(PROMPT, max_new_tokens=3, do_sample=False) as tracer:
+            for _ in tracer.iter[:3]:
+                before = model.layers[1].layer_output
+                model.skip_layers(2, 3)
+                seen.append(model.layers[3].layer_output.equal(before))
+        assert seen == [True] * 3
+
+    @pytest.mark.parametrize("name", BAD)
+    def test_bad_arguments_are_refused_plainly(self, model, name):
+        with pytest.raises(ArgumentError, match=f"^{name}"):
+            with model.trace(PROMPT):
+                BAD[name](model)
+                model.logits.save()

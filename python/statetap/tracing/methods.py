@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, Unavailable
+from ..mixers import fitting
 
 
 class Methods:
@@ -87,6 +88,8 @@ class Methods:
         Args:
             hidden: what a block's `layer_output` is. Inside a trace or, saved, outside of one.
         """
+        if not isinstance(hidden, Tensor) or hidden.shape[-1:].numel() % self.hidden_size:
+            raise ArgumentError(f"hidden: got {_kind(hidden)}, needs [..., {self.hidden_size}], as layer_output is")
         for name in self.family.FAMILY.final_norm:
             hidden = self._text.get(name)(hidden)
         return self._head(hidden)
@@ -107,14 +110,14 @@ class Methods:
                 residual streams, each of them gets it.
             token_positions, batch_index: where; by default everywhere.
         """
-        if vector.shape[-1] != self.hidden_size:
-            raise ArgumentError(f"vector: got shape {list(vector.shape)}, needs [..., {self.hidden_size}]")
+        if not isinstance(vector, Tensor) or vector.shape[-1:] != (self.hidden_size,):
+            raise ArgumentError(f"vector: got {_kind(vector)}, needs a tensor [..., {self.hidden_size}]")
         for index in sorted(self._block(layer) for layer in ([layers] if isinstance(layers, int) else layers)):
             block = self.layers[index]
             stream = block.layer_output.clone()
             streams = stream if stream.shape[-1] == vector.shape[-1] else stream.unflatten(-1, (-1, vector.shape[-1]))
-            rows = _chosen(batch_index, streams.shape[0])[:, None]
-            streams[rows, _chosen(token_positions, streams.shape[1])] += factor * vector.to(stream)
+            rows = _chosen("batch_index", batch_index, streams.shape[0])[:, None]
+            streams[rows, _chosen("token_positions", token_positions, streams.shape[1])] += factor * vector.to(stream)
             block.layer_output = stream
 
     def skip_layers(self, start: int, end: int, skip_with: Tensor | None = None) -> None:
@@ -129,7 +132,9 @@ class Methods:
             raise ArgumentError(f"skip_layers: start {start} comes after end {end}")
         for block in self.layers[first : last + 1]:
             entering, beside = block.input, self._handed_on(block)
-            hidden = entering if skip_with is None else skip_with
+            hidden = entering
+            if skip_with is not None:
+                hidden = fitting("skip_with", skip_with, entering.shape, entering.dtype, entering.device)
             block.skip((hidden, *beside) if beside else hidden)
 
     def skip_layer(self, layer: int, skip_with: Tensor | None = None) -> None:
@@ -149,6 +154,14 @@ class Methods:
         return layer.__index__() % count
 
 
-def _chosen(where: int | list[int] | slice | None, size: int) -> Tensor:
+def _chosen(name: str, where: int | list[int] | slice | None, size: int) -> Tensor:
     """Indices along an axis of this size."""
-    return torch.arange(size)[slice(None) if where is None else where].reshape(-1)
+    try:
+        chosen = slice(None) if where is None else where if isinstance(where, slice) else torch.as_tensor(where)
+        return torch.arange(size)[chosen].reshape(-1)
+    except (TypeError, ValueError, IndexError) as error:
+        raise ArgumentError(f"{name}: got {where!r}, needs an int, ints or a slice within {size}: {error}") from None
+
+
+def _kind(x: Any) -> str:
+    return f"shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
