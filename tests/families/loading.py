@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import sys
 
@@ -12,7 +14,7 @@ import transformers
 import tiny
 from families.base import HEADS, Base
 from statetap import ArgumentError, StandardizedTransformer, UnsupportedFamily, families
-from statetap.mixers import instrument
+from statetap.mixers import instrument, is_instrumented
 from traced import PROMPT, near
 
 
@@ -50,6 +52,13 @@ class Loading(Base):
         with ours.trace(PROMPT):
             again, same = self.linear(ours)[0].states.save(), ours.logits.save()
         assert again.equal(states) and same.equal(logits) and ours._module is module
+
+    def test_a_copy_of_the_module_is_a_plain_model(self, model, theirs):
+        ids = torch.arange(12)[None]
+        want = theirs(ids).logits
+        for copied in (pickle.loads(pickle.dumps(model._module)), copy.deepcopy(model._module)):
+            assert not is_instrumented(copied)
+            near(copied(ids).logits, want, 1e-3)
 
     def test_the_wrapper_and_its_text_model(self, checkpoints):
         """A multimodal checkpoint as the text model it loads as, and as the wrapper that it is."""

@@ -390,6 +390,15 @@ BAD = [
     (lambda m: setattr(m, "attention_output", 5), ArgumentError, "attention_output: got int"),
     (lambda m: setattr(m, "attention_output", torch.zeros(1, N, 64).double()), ArgumentError, "got torch.float64"),
 ]
+
+
+@pytest.mark.parametrize("name", ["states", "writes", "state_norms"])
+def test_edits_of_derived_values_are_noticed_in_inference_mode_too(qwen, name):
+    with pytest.raises(Error, match=f"{name} was edited in place"):
+        with torch.inference_mode(), qwen.trace(PROMPT):
+            getattr(qwen.layers[0].linear_attn, name)[:] = 0
+
+
 MODEL_BAD = [
     (lambda m: setattr(m, "logits", 3), r"logits: got int"),
     (lambda m: setattr(m, "logits", torch.zeros(2, 3)), r"logits: got shape \[2, 3\]"),

@@ -4,6 +4,7 @@ from .attention import AttentionCall as AttentionCall
 from .binding import missing as missing
 from .binding import transformers_version as transformers_version
 from .call import MixerCall as MixerCall
+from .instrument import Hook as Hook
 from .instrument import Instrumented as Instrumented
 from .instrument import Mixer as Mixer
 from .instrument import instrument as instrument

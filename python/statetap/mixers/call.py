@@ -12,7 +12,7 @@ from ..errors import ArgumentError
 from ..ops.checks import position
 from .held import HeldCall
 from .packing import has_values
-from .slots import ALL, Rows, Snapshot, copy_of, fitting, put, take
+from .slots import ALL, Rows, Snapshot, copy_of, fitting, ordinary, put, take
 
 # what a value is called everywhere but in a call, where `attention_` would say nothing
 _STANDARD = {name: f"attention_{name}" for name in ("queries", "keys", "values", "head_outputs")}
@@ -129,7 +129,8 @@ class MixerCall:
     def _states(self, tokens: Any, heads: Any = None) -> Tensor:
         """By the trajectory, which reads where its chunks start; or, where only shapes are followed, by the op."""
         if has_values(self._held.kernel.arguments["values"].given):
-            return self._trajectory.states(tokens, heads)
+            with ordinary():
+                return self._trajectory.states(tokens, heads)
         taps = ops.Taps(states="all" if tokens is None else tokens, heads=heads)
         return take(self._tapped(taps, "states"), self._rows)
 
@@ -167,14 +168,16 @@ class MixerCall:
     def state_norms(self) -> Tensor:
         """Frobenius norm of the state after every token, `[rows, seq, heads]`; read-only."""
         if has_values(self._held.kernel.arguments["values"].given):
-            return self._watched("state_norms", self._trajectory.norms())
+            with ordinary():
+                return self._watched("state_norms", self._trajectory.norms())
         return take(self._tapped(ops.Taps(norms=True), "norms"), self._rows)
 
     @property
     def effective_attention(self) -> tuple[Tensor, Tensor]:
         """Exact weights `[rows, heads, seq, seq]` and remainder `[rows, seq, heads, value_dim]`; read-only."""
         queries = take(self._held.kernel.reading_queries(), self._rows)
-        weights, remainder = self._trajectory.effective_attention(queries)
+        with ordinary():
+            weights, remainder = self._trajectory.effective_attention(queries)
         return self._watched("effective_attention", weights), self._watched("effective_attention", remainder)
 
     def probe(self, probes: Tensor) -> Tensor:

@@ -136,7 +136,8 @@ class HeldCall:
 
     def _run(self, taps: ops.Taps | None, writes: list[ops.StateWrite]) -> ops.RecurrenceOutput:
         self._check_decays()
-        return self.kernel.run(taps, writes, "auto" if self.backend == DEFAULT else self.backend)
+        with ordinary():
+            return self.kernel.run(taps, writes, "auto" if self.backend == DEFAULT else self.backend)
 
     def _check_decays(self) -> None:
         argument = self.kernel.arguments["decays"]

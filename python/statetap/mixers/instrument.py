@@ -132,6 +132,19 @@ class Instrumented:
                 del _instrumented[model]
 
 
+class Hook:
+    """A module's hook that stays behind when the module is pickled or copied: what comes out is a plain model."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self._act = act
+
+    def __call__(self, *_: Any) -> None:
+        self._act()
+
+    def __reduce__(self) -> tuple:
+        return Hook, (int,)  # one that does nothing
+
+
 class Mixer:
     """One marked mixer: stands as current while its forward runs, and opens its kernel calls."""
 
@@ -143,8 +156,8 @@ class Mixer:
         self.recurrent = recurrent
         self._edited = False  # whether the last call was
         self.handles = [
-            module.register_forward_pre_hook(lambda *_: current.enter(self)),
-            module.register_forward_hook(lambda *_: current.leave(), always_call=True),
+            module.register_forward_pre_hook(Hook(lambda: current.enter(self))),
+            module.register_forward_hook(Hook(current.leave), always_call=True),
         ]
 
     def call_kernel(self, name: str, original: Callable, args: tuple, kwargs: dict) -> Any:

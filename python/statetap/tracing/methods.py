@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -112,7 +112,9 @@ class Methods:
         """
         if not isinstance(vector, Tensor) or vector.shape[-1:] != (self.hidden_size,):
             raise ArgumentError(f"vector: got {_kind(vector)}, needs a tensor [..., {self.hidden_size}]")
-        for index in sorted(self._block(layer) for layer in ([layers] if isinstance(layers, int) else layers)):
+        for index in sorted(
+            self._block(layer) for layer in ([layers] if isinstance(layers, SupportsIndex) else layers)
+        ):
             block = self.layers[index]
             stream = block.layer_output.clone()
             streams = stream if stream.shape[-1] == vector.shape[-1] else stream.unflatten(-1, (-1, vector.shape[-1]))
@@ -146,12 +148,13 @@ class Methods:
         names = self.family.FAMILY.handed_on
         return [block.inputs[1].get(name) for name in names] if names else []
 
-    def _block(self, layer: int) -> int:
+    def _block(self, layer: SupportsIndex) -> int:
         """The index of a block from the start."""
         count = len(self.layers)
-        if isinstance(layer, bool) or not hasattr(layer, "__index__") or not -count <= layer < count:
+        index = None if isinstance(layer, bool) or not hasattr(layer, "__index__") else layer.__index__()
+        if index is None or not -count <= index < count:
             raise ArgumentError(f"layer: got {layer!r}, needs an int from {-count} to {count - 1}")
-        return layer.__index__() % count
+        return index % count
 
 
 def _chosen(name: str, where: int | list[int] | slice | None, size: int) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .. import families
 from ..errors import ArgumentError, Error, UnsupportedFamily
-from ..mixers import current, fitting, instrument, route_family
+from ..mixers import Hook, current, fitting, instrument, route_family
 from ..mixers.routing import checked
 from .envoys import CALL, PARTS, CallEnvoy, Layer, LinearAttention, Mlp, Module, SelfAttention
 from .loops import Tracer
@@ -112,12 +112,12 @@ class StandardizedTransformer(Methods, Module, TransformersModel):
             if (model := this()) is not None:
                 model._deliver(call)
 
-        def count(*_: Any) -> None:
+        def count() -> None:
             if (model := this()) is not None:
                 model._count_forward()
 
         self._instrumented.observers.append(deliver)
-        self._module.register_forward_pre_hook(count)
+        self._module.register_forward_pre_hook(Hook(count))
         path = next(n for n, m in self._module.named_modules() if m is self._instrumented.text_model)
         self._text = self.get(path) if path else self
         self._blocks = self._text.get("layers")
