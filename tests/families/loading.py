@@ -53,6 +53,10 @@ class Loading(Base):
             again, same = self.linear(ours)[0].states.save(), ours.logits.save()
         assert again.equal(states) and same.equal(logits) and ours._module is module
 
+    def test_a_model_without_its_head_is_refused(self, theirs):
+        with pytest.raises(UnsupportedFamily, match="language-model head"):
+            StandardizedTransformer(theirs.base_model, tokenizer=tiny.tokenizer())
+
     def test_a_copy_of_the_module_is_a_plain_model(self, model, theirs):
         ids = torch.arange(12)[None]
         want = theirs(ids).logits

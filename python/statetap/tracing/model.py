@@ -91,6 +91,11 @@ class StandardizedTransformer(Methods, Module, TransformersModel):
             kwargs.setdefault("task", "text-generation")
         # in __dict__ at once: an envoy looks up an attribute that it lacks on its module
         self.__dict__["family"] = families.module_of(family or _configuration(model, kwargs))
+        head = self.family.FAMILY.head
+        if loaded and not hasattr(model, head):
+            raise UnsupportedFamily(
+                f"{type(model).__name__} has no {head}: pass the model with its language-model head"
+            )
         if device is not None:
             kwargs["device"] = _device(device)
         if dtype is not None:
