@@ -426,6 +426,25 @@ def test_bad_edits_of_modules_are_refused_plainly(qwen, edit, message):
             edit(qwen)
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_an_edit_after_the_model_has_passed_warns(qwen, grad):
+    """It reaches nothing, and says so; what was saved may be edited when the run is over."""
+    mix = qwen.layers[0].linear_attn
+    with torch.set_grad_enabled(grad), pytest.warns(UserWarning, match="edited in place after the model") as told:
+        with qwen.trace() as tracer:
+            with tracer.invoke("abcd"):
+                keys, state = mix.attention_keys, mix.state_after(2)
+                qwen.layers[1].layer_output.save()
+                keys[:] = 0
+                state[:, 0] = 0
+            with tracer.invoke("abcdefg"):
+                kept = mix.attention_values.save()
+                kept[:, 0] = 0
+    kept.detach()[:] = 1
+    names = [str(w.message).split(" was ")[0] for w in told if "edited in place" in str(w.message)]
+    assert names == ["layers[0].linear_attn.attention_keys", "layers[0].linear_attn.state"]
+
+
 def test_a_value_of_another_trace_that_was_not_saved(qwen):
     mix = qwen.layers[0].linear_attn
     with qwen.trace(PROMPT):

@@ -7,7 +7,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from .slots import ALL, Argument, Result, Rows, fitting, ordinary, take
+from .slots import ALL, Argument, Left, Result, Rows, fitting, ordinary, take
 
 _GIVEN = {"queries": "query", "keys": "key", "values": "value"}
 _NEEDS = {"scores": ("queries", "keys"), "probabilities": ("scores",), "head_outputs": ("probabilities", "values")}
@@ -29,6 +29,7 @@ class AttentionCall:
         self._original, self._args, self._kwargs = original, args, kwargs
         self.layer = layer
         self.closed = False
+        self.left: Left | None = None  # once it has closed
         self._mask = given.get("attention_mask")
         self._scaling = given.get("scaling", given["query"].shape[-1] ** -0.5)
         self._arguments = {name: Argument(given[of]) for name, of in _GIVEN.items()}
@@ -67,6 +68,9 @@ class AttentionCall:
         """What the attention gets: its own kernel's results, unless something was edited."""
         outputs = (self.read("head_outputs"), self.read("probabilities")) if self.edited else None
         self.closed = True
+        slots: dict[str, Argument | Result] = {**self._arguments, **self._results}
+        served = [(f"attention_{name}", slot.served) for name, slot in slots.items()]
+        self.left = Left(f"layers[{self.layer}].self_attn", served)
         self._computed.clear()
         return self._original(*self._args, **self._kwargs) if outputs is None else outputs
 

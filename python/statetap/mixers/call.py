@@ -12,10 +12,7 @@ from ..errors import ArgumentError
 from ..ops.checks import position
 from .held import HeldCall
 from .packing import has_values
-from .slots import ALL, Rows, Snapshot, copy_of, fitting, ordinary, put, take
-
-# what a value is called everywhere but in a call, where `attention_` would say nothing
-_STANDARD = {name: f"attention_{name}" for name in ("queries", "keys", "values", "head_outputs")}
+from .slots import ALL, STANDARD, Rows, Snapshot, copy_of, fitting, ordinary, put, take
 
 
 class MixerCall:
@@ -53,6 +50,11 @@ class MixerCall:
     @property
     def closed(self) -> bool:
         return self._held.closed
+
+    @property
+    def left(self) -> Any:
+        """Of a call that has closed: what it had served; see `slots.Left`."""
+        return self._held.left
 
     @property
     def edited(self) -> bool:
@@ -222,7 +224,7 @@ class MixerCall:
         return tensor
 
     def _checked(self, name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        where = f"{self._held.where}.{_STANDARD.get(name, name)}"
+        where = f"{self._held.where}.{STANDARD.get(name, name)}"
         return fitting(where, value, (self.batch, *shape[1:]), dtype, self._held.device)
 
 

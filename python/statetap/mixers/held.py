@@ -13,7 +13,7 @@ from .. import ops
 from ..errors import ArgumentError, Error
 from .packing import has_values
 from .rules import DeltaRuleCall
-from .slots import Result, Snapshot, copy_of, ordinary
+from .slots import STANDARD, Argument, Left, Result, Snapshot, copy_of, ordinary
 
 DEFAULT = "default"  # the backend that is the modeling file's own kernel
 
@@ -96,6 +96,7 @@ class HeldCall:
         self.snapshots: list[tuple[str, Snapshot]] = []
         self.outputs, self.final_state = Result(), Result()
         self.closed = False
+        self.left: Left | None = None  # once it has closed
         self._computed: tuple[Any, ops.RecurrenceOutput] | None = None
 
     @property
@@ -218,6 +219,13 @@ class HeldCall:
         outputs = self.outputs.value(result.outputs)
         final_state = self.final_state.value(result.final_state)
         self.closed = True
+        slots: dict[str, Argument | Result] = {
+            **self.kernel.arguments,
+            "head_outputs": self.outputs,
+            "state_output": self.final_state,
+        }
+        served = [(STANDARD.get(name, name), slot.served) for name, slot in slots.items()]
+        self.left = Left(self.where, [*served, *(("state", x.state) for x in self.served_states)])
         self._computed = None
         self.snapshots.clear()
         self.served_states.clear()

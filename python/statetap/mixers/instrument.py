@@ -20,6 +20,7 @@ from .attention import AttentionCall
 from .call import MixerCall
 from .held import HeldCall
 from .rules import RULES
+from .slots import Left
 from .spec import MixerSpec
 
 Observer = Callable[[Any], None]
@@ -57,6 +58,7 @@ class Instrumented:
         self.spec = spec
         self.backend: str | None = None
         self.observers: list[Observer] = []
+        self.left: list[Left] | None = None  # of the calls that have closed, for one who asks for it with a list
         self.layers: dict[int, Mixer] = {}
         self.attentions: dict[int, Mixer] = {}
         self._handles: list[Any] = []
@@ -176,7 +178,10 @@ class Mixer:
             for observer in list(self.owner.observers):
                 observer(call)
             self._edited = call.edited
-            return close()
+            result = close()
+            if self.owner.left is not None:
+                self.owner.left.append(call.left)
+            return result
 
     def _open(self, original: Callable, args: tuple, kwargs: dict) -> tuple[Any, Callable[[], Any]]:
         if not self.recurrent:

@@ -7,8 +7,9 @@ op saved for backward is edited. torch counts the in-place edits of a tensor and
 
 from __future__ import annotations
 
+import weakref
 from contextlib import nullcontext
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from ..errors import ArgumentError
 
 Rows = slice  # rows of the batch: slice(None) or slice(start, stop)
 ALL = slice(None)
+# what a value is called everywhere but in a call, where `attention_` would say nothing
+STANDARD = {name: f"attention_{name}" for name in ("queries", "keys", "values", "head_outputs")}
 
 
 def ordinary() -> Any:
@@ -82,6 +85,10 @@ class Argument:
         self._assigned += 1
 
     @property
+    def served(self) -> Tensor | None:
+        return self._copy
+
+    @property
     def edited(self) -> bool:
         return self._copy is not None and (self._assigned > 0 or self._copy._version != self._clean)
 
@@ -120,6 +127,10 @@ class Result:
         return computed if self._copy is None else self._rebase(computed)
 
     @property
+    def served(self) -> Tensor | None:
+        return self._copy
+
+    @property
     def edited(self) -> bool:
         return self._kept is not None or (self._copy is not None and self._copy._version != self._clean)
 
@@ -135,6 +146,19 @@ class Result:
             self._copy = copy_of(computed)
         self._computed, self._clean = computed, self._copy._version
         return self._copy
+
+
+class Left:
+    """What a call that has closed had served. An edit of it reaches nothing any more; it is not kept alive for that."""
+
+    def __init__(self, where: str, served: Iterable[tuple[str, Tensor | None]]) -> None:
+        self._where = where
+        self._served = [(name, weakref.ref(x), x._version) for name, x in served if x is not None]
+
+    def edited(self) -> list[str]:
+        """The values that were edited since."""
+        found = [(name, ref(), version) for name, ref, version in self._served]
+        return [f"{self._where}.{name}" for name, x, version in found if x is not None and x._version != version]
 
 
 class Snapshot:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 import weakref
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,7 +151,18 @@ class StandardizedTransformer(Methods, Module, TransformersModel):
     def interleave(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """nnsight's driver of a run."""
         self._forwards.reset()
-        return super().interleave(fn, *args, **kwargs)
+        left: list[Any] = []
+        outer, self._instrumented.left = self._instrumented.left, left
+        try:
+            return super().interleave(fn, *args, **kwargs)
+        finally:
+            self._instrumented.left = outer
+            for name in dict.fromkeys(name for call in left for name in call.edited()):
+                warnings.warn(
+                    f"{name} was edited in place after the model had passed it: the edit has no effect on the model. "
+                    "Edit it before the block waits for a later module, or clone() it to work on it.",
+                    stacklevel=2,
+                )
 
     def _count_forward(self) -> None:
         if self.interleaver.interleaving:
