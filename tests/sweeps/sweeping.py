@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import torch
 
@@ -13,6 +14,19 @@ def texts(count: int, seed: int = 0) -> list[str]:
     """Texts of 1 to 200 bytes."""
     lengths = torch.randint(1, 200, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
     return [f"{n:03d} {WORDS * 4}"[:length] for n, length in enumerate(lengths)]
+
+
+def begun(work) -> int:
+    """Run `work` in a forked process, whose number this is."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            os._exit(1)
+    return child
 
 
 def plain_states(model, ids: list[int]) -> dict[int, torch.Tensor]:

@@ -16,7 +16,7 @@ import statetap
 import tiny
 from statetap import CaptureError
 from statetap.sweeps import Interrupted, files, store, verify
-from sweeping import contents, texts
+from sweeping import begun, contents, texts
 
 LINES = [*texts(13, seed=4), "", *texts(8, seed=5)]
 OPTIONS = {"values": "state_output,states,betas", "batch_tokens": 256, "on_error": "skip"}
@@ -33,14 +33,7 @@ def whole(small_units, corpus, sweep):
 
 def in_a_child(work, kill_after=None):
     """Run `work` in a forked process; kill it after so many seconds. Whether it came to its end."""
-    child = os.fork()
-    if not child:
-        try:
-            work()
-            os._exit(0)
-        except BaseException as error:
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
-            os._exit(1)
+    child = begun(work)
     if kill_after is not None:
         time.sleep(kill_after)
         os.kill(child, signal.SIGKILL)

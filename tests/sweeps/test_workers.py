@@ -13,7 +13,7 @@ import pytest
 from statetap import CaptureError
 from statetap.sweeps import claims, verify, worker
 from statetap.sweeps.claims import Claims
-from sweeping import contents, texts
+from sweeping import begun, contents, texts
 
 LINES = [*texts(25, seed=6), "", *texts(15, seed=7)]
 OPTIONS = {"values": "state_output,betas", "batch_tokens": 256, "on_error": "skip"}
@@ -24,19 +24,6 @@ def whole(small_units, corpus, sweep):
     """A run of one worker: `(data, its contents)`."""
     data = corpus(LINES)
     return data, contents(sweep(data, "whole", **OPTIONS).path)
-
-
-def begun(work):
-    """Run `work` in a forked process."""
-    child = os.fork()
-    if not child:
-        try:
-            work()
-            os._exit(0)
-        except BaseException as error:
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
-            os._exit(1)
-    return child
 
 
 def ended(children):

@@ -7,7 +7,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from .slots import ALL, Argument, Left, Result, Rows, fitting, ordinary, take
+from .slots import ALL, Argument, Result, Rows, Served, fitting, ordinary, take
 
 _GIVEN = {"queries": "query", "keys": "key", "values": "value"}
 _NEEDS = {"scores": ("queries", "keys"), "probabilities": ("scores",), "head_outputs": ("probabilities", "values")}
@@ -29,17 +29,17 @@ class AttentionCall:
         self._original, self._args, self._kwargs = original, args, kwargs
         self.layer = layer
         self.closed = False
-        self.left: Left | None = None  # once it has closed
+        self._where = f"layers[{layer}].self_attn"
         self._mask = given.get("attention_mask")
         self._scaling = given.get("scaling", given["query"].shape[-1] ** -0.5)
         self._arguments = {name: Argument(given[of]) for name, of in _GIVEN.items()}
         self._results = {name: Result() for name in _NEEDS}
+        self._slots: dict[str, Argument | Result] = {**self._arguments, **self._results}
         self._computed: dict[str, tuple[list[tuple[Tensor, int]], Tensor]] = {}  # stage -> (from what, itself)
 
     @property
     def edited(self) -> bool:
-        edits = [x.edited for x in self._arguments.values()] + [x.edited for x in self._results.values()]
-        return any(edits)
+        return any(slot.edited for slot in self._slots.values())
 
     @property
     def batch(self) -> int:
@@ -57,20 +57,20 @@ class AttentionCall:
     def write(self, name: str, value: Tensor, rows: Rows = ALL) -> None:
         """Replace a stage, for some rows; what follows from it is computed anew."""
         current = self.read(name, rows)
-        where = f"layers[{self.layer}].self_attn.attention_{name}"
-        value = fitting(where, value, current.shape, current.dtype, current.device)
+        value = fitting(f"{self._where}.attention_{name}", value, current.shape, current.dtype, current.device)
         if name in self._arguments:
             self._arguments[name].write(rows, value)
         else:
             self._results[name].write(self._followed(name), rows, value)
 
+    def served(self) -> Served:
+        """What has been handed out so far."""
+        return Served(self._where, [(f"attention_{name}", slot.served) for name, slot in self._slots.items()])
+
     def close(self) -> tuple[Tensor, Tensor | None]:
         """What the attention gets: its own kernel's results, unless something was edited."""
         outputs = (self.read("head_outputs"), self.read("probabilities")) if self.edited else None
         self.closed = True
-        slots: dict[str, Argument | Result] = {**self._arguments, **self._results}
-        served = [(f"attention_{name}", slot.served) for name, slot in slots.items()]
-        self.left = Left(f"layers[{self.layer}].self_attn", served)
         self._computed.clear()
         return self._original(*self._args, **self._kwargs) if outputs is None else outputs
 

@@ -11,8 +11,7 @@ from .. import ops
 from ..errors import ArgumentError
 from ..ops.checks import position
 from .held import HeldCall
-from .packing import has_values
-from .slots import ALL, STANDARD, Rows, Snapshot, copy_of, fitting, ordinary, put, take
+from .slots import ALL, STANDARD, Rows, Served, Snapshot, copy_of, fitting, ordinary, put, take
 
 
 class MixerCall:
@@ -51,10 +50,9 @@ class MixerCall:
     def closed(self) -> bool:
         return self._held.closed
 
-    @property
-    def left(self) -> Any:
-        """Of a call that has closed: what it had served; see `slots.Left`."""
-        return self._held.left
+    def served(self) -> Served:
+        """What has been handed out so far."""
+        return self._held.served()
 
     @property
     def edited(self) -> bool:
@@ -130,7 +128,7 @@ class MixerCall:
 
     def _states(self, tokens: Any, heads: Any = None) -> Tensor:
         """By the trajectory, which reads where its chunks start; or, where only shapes are followed, by the op."""
-        if has_values(self._held.kernel.arguments["values"].given):
+        if self._held.has_values:
             with ordinary():
                 return self._trajectory.states(tokens, heads)
         taps = ops.Taps(states="all" if tokens is None else tokens, heads=heads)
@@ -169,7 +167,7 @@ class MixerCall:
     @property
     def state_norms(self) -> Tensor:
         """Frobenius norm of the state after every token, `[rows, seq, heads]`; read-only."""
-        if has_values(self._held.kernel.arguments["values"].given):
+        if self._held.has_values:
             with ordinary():
                 return self._watched("state_norms", self._trajectory.norms())
         return take(self._tapped(ops.Taps(norms=True), "norms"), self._rows)

@@ -13,7 +13,7 @@ from .. import ops
 from ..errors import ArgumentError, Error
 from .packing import has_values
 from .rules import DeltaRuleCall
-from .slots import STANDARD, Argument, Left, Result, Snapshot, copy_of, ordinary
+from .slots import STANDARD, Argument, Result, Served, Snapshot, copy_of, ordinary
 
 DEFAULT = "default"  # the backend that is the modeling file's own kernel
 
@@ -96,8 +96,12 @@ class HeldCall:
         self.snapshots: list[tuple[str, Snapshot]] = []
         self.outputs, self.final_state = Result(), Result()
         self.closed = False
-        self.left: Left | None = None  # once it has closed
         self._computed: tuple[Any, ops.RecurrenceOutput] | None = None
+
+    @property
+    def has_values(self) -> bool:
+        """Not where only shapes are followed."""
+        return has_values(self.kernel.arguments["values"].given)  # type: ignore[arg-type]
 
     @property
     def edited(self) -> bool:
@@ -143,7 +147,7 @@ class HeldCall:
     def _check_decays(self) -> None:
         argument = self.kernel.arguments["decays"]
         decays = argument.value if argument.edited else None
-        if decays is not None and has_values(decays) and bool((decays > 0).any()):
+        if decays is not None and self.has_values and bool((decays > 0).any()):
             raise ArgumentError(f"{self.where}.decays: above 0; they are logs of how much is kept, at most 0")
 
     # -- states --------------------------------------------------------------------------------
@@ -212,6 +216,16 @@ class HeldCall:
 
     # -- the end -------------------------------------------------------------------------------
 
+    def served(self) -> Served:
+        """What has been handed out so far."""
+        slots: dict[str, Argument | Result] = {
+            **self.kernel.arguments,
+            "head_outputs": self.outputs,
+            "state_output": self.final_state,
+        }
+        named = [(STANDARD.get(name, name), slot.served) for name, slot in slots.items()]
+        return Served(self.where, [*named, *(("state", x.state) for x in self.served_states)])
+
     def close(self) -> Any:
         """End the call: what the modeling file gets in the kernel's place."""
         result = self.result()
@@ -219,13 +233,6 @@ class HeldCall:
         outputs = self.outputs.value(result.outputs)
         final_state = self.final_state.value(result.final_state)
         self.closed = True
-        slots: dict[str, Argument | Result] = {
-            **self.kernel.arguments,
-            "head_outputs": self.outputs,
-            "state_output": self.final_state,
-        }
-        served = [(STANDARD.get(name, name), slot.served) for name, slot in slots.items()]
-        self.left = Left(self.where, [*served, *(("state", x.state) for x in self.served_states)])
         self._computed = None
         self.snapshots.clear()
         self.served_states.clear()

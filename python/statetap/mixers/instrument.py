@@ -20,7 +20,7 @@ from .attention import AttentionCall
 from .call import MixerCall
 from .held import HeldCall
 from .rules import RULES
-from .slots import Left
+from .slots import Served
 from .spec import MixerSpec
 
 Observer = Callable[[Any], None]
@@ -58,7 +58,7 @@ class Instrumented:
         self.spec = spec
         self.backend: str | None = None
         self.observers: list[Observer] = []
-        self.left: list[Left] | None = None  # of the calls that have closed, for one who asks for it with a list
+        self.served: list[Served] | None = None  # by the calls that closed, where somebody put a list here
         self.layers: dict[int, Mixer] = {}
         self.attentions: dict[int, Mixer] = {}
         self._handles: list[Any] = []
@@ -178,10 +178,9 @@ class Mixer:
             for observer in list(self.owner.observers):
                 observer(call)
             self._edited = call.edited
-            result = close()
-            if self.owner.left is not None:
-                self.owner.left.append(call.left)
-            return result
+            if self.owner.served is not None:
+                self.owner.served.append(call.served())
+            return close()
 
     def _open(self, original: Callable, args: tuple, kwargs: dict) -> tuple[Any, Callable[[], Any]]:
         if not self.recurrent:

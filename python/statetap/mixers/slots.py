@@ -148,8 +148,8 @@ class Result:
         return self._copy
 
 
-class Left:
-    """What a call that has closed had served. An edit of it reaches nothing any more; it is not kept alive for that."""
+class Served:
+    """What a call had served when it closed. An edit of it then reaches nothing; it is not kept alive to see that."""
 
     def __init__(self, where: str, served: Iterable[tuple[str, Tensor | None]]) -> None:
         self._where = where

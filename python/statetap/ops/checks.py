@@ -197,6 +197,14 @@ def buffers(given: Mapping[str, Any]) -> None:
             _complain(f"out[{other!r}]", f"memory that out[{one!r}] fills", "memory of its own")
 
 
+def device(given: Any) -> torch.device:
+    """A device, if something can be put on it."""
+    try:
+        return torch.empty(0, device=given).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ArgumentError(f"device: {given!r} cannot be used: {str(error).strip().splitlines()[0]}") from None
+
+
 def kind(name: str, given: Any, wanted: type, article: str) -> None:
     """An argument that is not of its kind, before anything is read from it."""
     if not isinstance(given, wanted):

@@ -98,19 +98,21 @@ def _results_of(args: Sequence[Any], buffers: dict[str, Tensor] | None = None) -
     call, name = _call(args)
     call = replace(call, buffers=buffers) if buffers else call
     with full_precision():
-        results = backends.choose(name, call).forward(call)
-    if call.wanted.trajectory:
-        return results + backends.layout(call, call.table)
-    return (*results, call.v.new_empty(0, dtype=torch.int64), call.v.new_empty(0, dtype=torch.bool))
+        return _with_layout(call, backends.choose(name, call).forward(call))
 
 
 def followable(*args: Any) -> tuple[Tensor, ...]:
     """The operator as plain torch operations, by the torch backend: see `transforms.followed`."""
     call, _ = _call(args)
     with full_precision():
-        results = backends.BACKENDS["torch"].forward(call)
-    empty = call.v.new_empty(0)
-    return results + (backends.layout(call, call.table) if call.wanted.trajectory else (empty.long(), empty.bool()))
+        return _with_layout(call, backends.BACKENDS["torch"].forward(call))
+
+
+def _with_layout(call: DeltaCall, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A backend's results, and the two fields of a trajectory that follow from the call alone."""
+    if call.wanted.trajectory:
+        return results + backends.layout(call, call.table)
+    return (*results, call.v.new_empty(0, dtype=torch.int64), call.v.new_empty(0, dtype=torch.bool))
 
 
 def _own(x: Tensor, given: set[int], seen: set[int]) -> Tensor:

@@ -17,6 +17,7 @@ from .. import families
 from ..errors import ArgumentError, CaptureError, Error, UnsupportedCall
 from ..mixers import Instrumented, MixerCall, instrument, is_instrumented
 from ..mixers.routing import checked
+from ..ops import checks
 from ..ops.backends import AUTO, BACKENDS
 from . import worker
 from .spec import digest
@@ -156,10 +157,7 @@ def _device(device: str | None) -> torch.device:
     if device is None:
         count = torch.cuda.device_count()  # one GPU for each of this machine's workers
         return torch.device("cuda", (worker.local_rank(os.environ) or 0) % count) if count else torch.device("cpu")
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(f"device: {device!r} cannot be used: {_line(error)}") from None
+    return checks.device(device)
 
 
 def _check_backend(backend: str, device: torch.device) -> None:

@@ -22,6 +22,7 @@ from .. import families
 from ..errors import ArgumentError, Error, UnsupportedFamily
 from ..mixers import Hook, current, fitting, instrument, route_family
 from ..mixers.routing import checked
+from ..ops import checks
 from .envoys import CALL, PARTS, CallEnvoy, Layer, LinearAttention, Mlp, Module, SelfAttention
 from .loops import Tracer
 from .methods import Methods
@@ -59,7 +60,7 @@ class StandardizedTransformer(Methods, Module, TransformersModel):
         model: a Hugging Face id, a folder, or a loaded transformers module.
         device: "cpu", "cuda", "cuda:1", ...; default what transformers chooses.
         dtype: e.g. `torch.bfloat16`; default the checkpoint's.
-        backend: "auto", "torch", "reference", or "default" for transformers' own kernels.
+        backend: "auto", "cpp", "triton", "torch", "reference", or "default" for transformers' own kernels.
         family: a family's name or module, where it cannot be told from the configuration.
         **kwargs: nnsight's and `from_pretrained`'s: `attn_implementation`, `revision`, `tokenizer`,
             `task="image-text-to-text"` for the multimodal wrapper, ...
@@ -98,7 +99,7 @@ class StandardizedTransformer(Methods, Module, TransformersModel):
                 f"{type(model).__name__} has no {head}: pass the model with its language-model head"
             )
         if device is not None:
-            kwargs["device"] = _device(device)
+            kwargs["device"] = checks.device(device)
         if dtype is not None:
             kwargs["dtype"] = _dtype(dtype)
         kwargs["envoys"] = _envoys(self.family.FAMILY)
@@ -151,13 +152,13 @@ class StandardizedTransformer(Methods, Module, TransformersModel):
     def interleave(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """nnsight's driver of a run."""
         self._forwards.reset()
-        left: list[Any] = []
-        outer, self._instrumented.left = self._instrumented.left, left
+        served: list[Any] = []
+        outer, self._instrumented.served = self._instrumented.served, served
         try:
             return super().interleave(fn, *args, **kwargs)
         finally:
-            self._instrumented.left = outer
-            for name in dict.fromkeys(name for call in left for name in call.edited()):
+            self._instrumented.served = outer
+            for name in dict.fromkeys(name for call in served for name in call.edited()):
                 warnings.warn(
                     f"{name} was edited in place after the model had passed it: the edit has no effect on the model. "
                     "Edit it before the block waits for a later module, or clone() it to work on it.",
@@ -277,24 +278,12 @@ def route_kernels(target: Any, backend: str) -> None:
     Args:
         target: a `StandardizedTransformer`, or a family (module, name) for all its models in this process that
             have no backend of their own.
-        backend: "auto", "torch", "reference", or "default" for what transformers runs itself.
+        backend: "auto", "cpp", "triton", "torch", "reference", or "default" for what transformers runs itself.
     """
     if isinstance(target, StandardizedTransformer):
         target._instrumented.route(checked(backend))
     else:
         route_family(families.module_of(target).FAMILY.mixer, backend)
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ArgumentError(f"device: got {device!r}, needs a device like 'cpu' or 'cuda:0'") from None
-    try:
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ArgumentError(f"device: {str(found)!r} cannot be used here: {str(error).splitlines()[0]}") from None
-    return found
 
 
 def _dtype(dtype: torch.dtype | str) -> torch.dtype | str:
